@@ -1,0 +1,174 @@
+"""Train a small GPT on the Python standard library, with a checkpoint every few steps. Kill it: it resumes by itself.
+
+    python examples/torch_train.py --steps 200 --save-every 5 --out out/train
+
+A second start with the same --out goes on after the newest checkpoint, and ends, bit for bit, where a run that was
+never killed ends: the state holds all that the next step depends on, down to the three random generators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pccheck
+
+CONTEXT, BATCH, WIDTH, HEADS, LAYERS, DROPOUT = 64, 12, 160, 5, 4, 0.1
+
+
+class Block(nn.Module):
+    """One transformer layer: attention to what came before, then an MLP, both with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        attention = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=DROPOUT if self.training else 0.0)
+        x = x + F.dropout(self.out(attention.transpose(1, 2).flatten(2)), DROPOUT, self.training)
+        return x + F.dropout(self.mlp(self.norm2(x)), DROPOUT, self.training)
+
+
+class GPT(nn.Module):
+    """A byte-level GPT of 1.3 million parameters; the embedding is also the output layer (one tensor, stored once)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        nn.init.normal_(self.token.weight, std=0.02)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.place.weight
+        return self.head(self.norm(self.blocks(x)))
+
+
+class Text:
+    """The standard library's own sources in shuffled windows; its state is the place in the current shuffle."""
+
+    def __init__(self, seed: int, limit: int = 2 << 20) -> None:
+        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+        self.bytes = np.frombuffer(b"".join(f.read_bytes() for f in files)[:limit], np.uint8)
+        self.shuffler = np.random.default_rng(seed)
+        self.epoch, self.index = -1, 0
+        self.next_epoch()
+
+    def next_epoch(self) -> None:
+        self.before_shuffle = self.shuffler.bit_generator.state
+        self.order = self.shuffler.permutation(len(self.bytes) // CONTEXT - 2)
+        self.epoch, self.index = self.epoch + 1, 0
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        if self.index + BATCH > len(self.order):
+            self.next_epoch()
+        windows = self.order[self.index : self.index + BATCH]
+        self.index += BATCH
+        starts = [int(w) * CONTEXT + random.randrange(CONTEXT) for w in windows]  # jitter: new cuts in every epoch
+        rows = torch.from_numpy(np.stack([self.bytes[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
+        return rows[:, :-1], rows[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "index": self.index, "before_shuffle": self.before_shuffle}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shuffler.bit_generator.state = state["before_shuffle"]
+        self.epoch = state["epoch"] - 1
+        self.next_epoch()
+        self.index = state["index"]
+
+
+def learning_rate(step: int, steps: int, warmup: int = 20) -> float:
+    """Linear warm-up, then half a cosine down to a tenth, as a factor."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup)))
+
+
+def train(arguments: argparse.Namespace) -> None:
+    random.seed(arguments.seed)
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)  # with the deterministic algorithms below: the same bits in every run on this machine
+    torch.use_deterministic_algorithms(True)
+
+    steps: int = arguments.steps
+    model, text, losses = GPT(), Text(arguments.seed), np.full(steps, np.nan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
+
+    say(f"opening {arguments.out}")
+    with pccheck.Checkpointer(arguments.out, in_flight=2, keep=1, snapshot=arguments.snapshot) as ck:
+        restored = ck.restore()
+        if restored is None:
+            first = 0
+            say("starting anew: no checkpoint yet")
+        else:
+            first, state = restored.step + 1, restored.state
+            for name, part in (("model", model), ("optimizer", optimizer), ("schedule", schedule), ("text", text)):
+                part.load_state_dict(state[name])
+            random.setstate(state["random"]["python"])
+            torch.set_rng_state(state["random"]["torch"])
+            losses[:first] = state["losses"][:first]
+            say(f"resumed after step {restored.step}")
+
+        begin, in_save, in_fence, saves = time.perf_counter(), 0.0, 0.0, 0
+        for step in range(first, steps):
+            tokens, targets = text.batch()
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            if arguments.snapshot == "lazy":
+                in_fence += ck.fence()  # only a capture that still reads the weights is waited for
+            optimizer.step()
+            schedule.step()
+            losses[step] = loss.item()
+            say(f"step {step} loss {losses[step]:.4f}")
+
+            if (step + 1) % arguments.save_every == 0 or step == steps - 1:
+                before = time.perf_counter()
+                generators = {"python": random.getstate(), "torch": torch.get_rng_state()}
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": generators}
+                state |= {"schedule": schedule.state_dict(), "text": text.state_dict(), "losses": losses}
+                say(f"saving step {step}")
+                save = ck.save(step, state, metadata={"loss": losses[step]})
+                in_save, saves = in_save + time.perf_counter() - before, saves + 1
+                save.durable.add_done_callback(lambda _, step=step, begun=before: report(step, begun))
+        seconds = time.perf_counter() - begin
+    if saves:
+        blocked = in_save + in_fence
+        say(
+            f"{saves} checkpoints in {seconds:.1f} s held the loop for {1e3 * in_save / saves:.1f} ms in save "
+            f"and {1e3 * in_fence / saves:.1f} ms in fence each: {100 * blocked / seconds:.2f} % of its time"
+        )
+
+
+def say(line: str) -> None:
+    print(line + "\n", end="", flush=True)  # one write: lines of two threads do not mix
+
+
+def report(step: int, begun: float) -> None:
+    say(f"durable step {step} after {1e3 * (time.perf_counter() - begun):.0f} ms")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=200, help="steps in all, those before a restart included")
+    parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("out/train"), help="folder of the checkpoints")
+    parser.add_argument("--snapshot", choices=["lazy", "copy"], default="lazy", help="when the state is copied")
+    parser.add_argument("--seed", type=int, default=0)
+    train(parser.parse_args())

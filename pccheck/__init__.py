@@ -1,0 +1,26 @@
+"""pccheck: many durable checkpoints in flight, and always one whole, verified step to restore.
+
+Loads no framework: an adapter is found when the first leaf of its kind is seen.
+"""
+
+from pccheck import errors, events
+from pccheck.checkpointer import Checkpointer
+from pccheck.flight import Stats
+from pccheck.options import Options
+from pccheck.restoring import Restored, Skipped
+from pccheck.save import Save
+from pccheck.version import __version__
+from pccheck.view import open
+
+__all__ = [
+    "Checkpointer",
+    "Options",
+    "Restored",
+    "Save",
+    "Skipped",
+    "Stats",
+    "__version__",
+    "errors",
+    "events",
+    "open",
+]

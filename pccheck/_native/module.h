@@ -1,0 +1,44 @@
+/* What the files of the Python face share. Python.h is included here and nowhere else (limited API of 3.11). */
+#ifndef PCCHECK_MODULE_H
+#define PCCHECK_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "native.h"
+
+#define SLICE_NS 100000000LL /* between two looks for Ctrl-C */
+#define METHOD(function) ((PyCFunction)(void (*)(void))(function))
+
+typedef struct module_state {
+  PyTypeObject *job_type, *pipeline_type;
+  PyObject *closed_error, *forked_error; /* of pccheck.errors */
+} module_state;
+
+/* module.c */
+PyObject *raise_errno(int error);
+uint64_t *copy_u64s(PyObject *object, const char *name, size_t *count); /* malloc'ed; NULL with an error set */
+
+/* module_job.c */
+typedef struct JobObject {
+  PyObject_HEAD
+  pcc_pipeline *pipeline; /* NULL until submitted */
+  pcc_job *job;
+  PyObject *keep;
+  Py_buffer mapping; /* .obj NULL: none */
+} JobObject;
+
+extern PyType_Spec job_spec;
+int check_process(PyObject *self, pcc_pipeline *pipeline); /* -1 with ForkedError set */
+int parse_until(PyObject *timeout, int64_t *until);
+int64_t slice_until(int64_t until);
+void job_let_go(JobObject *self, bool ended); /* drop what the threads are done with */
+void free_object(PyObject *self);             /* the end of every tp_dealloc */
+
+/* module_pipeline.c */
+extern PyType_Spec pipeline_spec;
+
+/* module_read.c */
+PyObject *read_chunks(PyObject *module, PyObject *args, PyObject *kwargs);
+
+#endif

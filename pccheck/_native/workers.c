@@ -1,0 +1,174 @@
+/* What the pipeline's threads do: copiers gather and digest chunks in order, writers bring them to storage. */
+#include "native.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* -- copiers --------------------------------------------------------------------------------------------------------*/
+
+/* Captures go in order of submission: the first job with an untaken chunk is the only one that may be captured. */
+static pcc_job *next_capture(pcc_pipeline *p) {
+  for (pcc_job *job = p->jobs; job; job = job->next) {
+    if (job->next_chunk < job->chunk_count) return job;
+  }
+  return NULL;
+}
+
+static bool can_capture(pcc_pipeline *p, pcc_job *job) {
+  if (job->sink.mapping) return job->prologue_state == PCC_PROLOGUE_DONE; /* there, capturing is writing */
+  if (p->pool.free_count > 0) return true;
+  pcc_job_starve(job, true);
+  return false;
+}
+
+static void append_ready(pcc_job *job, int chunk, int buffer) {
+  job->buffer_of[chunk] = buffer;
+  job->next_ready[chunk] = -1;
+  if (job->ready_head < 0) {
+    job->ready_head = chunk;
+  } else {
+    job->next_ready[job->ready_tail] = chunk;
+  }
+  job->ready_tail = chunk;
+}
+
+static void capture(pcc_pipeline *p, pcc_job *job) {
+  size_t c = job->next_chunk++;
+  const pcc_chunk *chunk = &job->chunks[c];
+  bool mapped = job->sink.mapping != NULL;
+  int buffer = mapped ? -1 : pcc_pool_take(&p->pool);
+  uint8_t *destination = mapped ? job->sink.mapping + chunk->file_offset : pcc_pool_at(&p->pool, buffer);
+  pcc_job_starve(job, false);
+  pthread_mutex_unlock(&p->mutex);
+  pcc_gather(job->pieces, job->piece_count, job->first[c], chunk, destination, job->digests + c * PCC_DIGEST);
+  pthread_mutex_lock(&p->mutex);
+  job->captures_left--;
+  if (!mapped && !job->failure.error) {
+    append_ready(job, (int)c, buffer);
+    pthread_cond_signal(&p->writers_wake);
+  } else {
+    job->writes_left--;
+    if (!mapped) {
+      pcc_pool_give(&p->pool, buffer);
+      pthread_cond_signal(&p->copiers_wake);
+    }
+  }
+  pcc_job_settle(p, job);
+}
+
+void *pcc_copier(void *raw) {
+  pcc_pipeline *p = raw;
+  pthread_mutex_lock(&p->mutex);
+  for (;;) {
+    pcc_job *job = next_capture(p);
+    if (job && can_capture(p, job)) {
+      capture(p, job);
+    } else if (!job && atomic_load(&p->stopping)) {
+      break;
+    } else {
+      pcc_wait(&p->copiers_wake, &p->mutex, PCC_FOREVER);
+    }
+  }
+  pthread_mutex_unlock(&p->mutex);
+  return NULL;
+}
+
+/* -- writers --------------------------------------------------------------------------------------------------------*/
+
+/* Write it all. Only tries that bring nothing forward count against `retries`. `*at` is where it stopped. */
+static int write_all(const pcc_sink *sink, const uint8_t *data, uint64_t length, uint64_t offset, int retries,
+                     int *tried, uint64_t *at) {
+  uint64_t done = 0;
+  int futile = 0;
+  while (done < length) {
+    ssize_t n = pwrite(sink->fd, data + done, length - done, (off_t)(offset + done));
+    int error = n < 0 ? errno : n == 0 ? ENOSPC : 0;
+    if (n > 0) {
+      uint64_t now = done + (uint64_t)n;
+      if (now < length && sink->alignment > 1) now -= now % sink->alignment; /* O_DIRECT goes on at a whole page */
+      if (now > done) {
+        done = now;
+        futile = 0;
+        continue;
+      }
+      error = EIO; /* less than a page, again and again */
+    }
+    *at = offset + done;
+    if (futile >= retries || !pcc_may_retry(error, futile++)) return error;
+    ++*tried;
+  }
+  return 0;
+}
+
+static int sync_mapping(uint8_t *mapping) {
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)mapping & ~(page - 1);
+  return msync((void *)from, (uintptr_t)mapping + PCC_PAGE - from, MS_SYNC) ? errno : 0;
+}
+
+/* Bring the prologue to storage, durably, before the job's first payload byte is written. */
+static void write_prologue(pcc_pipeline *p, pcc_job *job) {
+  pcc_sink sink = job->sink;
+  pcc_operation operation = PCC_WRITE;
+  uint64_t at = 0;
+  int tried = 0, error = 0;
+  job->prologue_state = PCC_PROLOGUE_RUNNING;
+  pthread_mutex_unlock(&p->mutex);
+  if (sink.mapping) {
+    memcpy(sink.mapping, job->prologue, PCC_PAGE);
+  } else {
+    error = write_all(&sink, job->prologue, PCC_PAGE, 0, p->retries, &tried, &at);
+  }
+  if (!error) {
+    operation = PCC_SYNC; /* never tried again: after a failure nobody knows what the file holds */
+    error = sink.fd >= 0 ? pcc_sync(sink.fd) : sync_mapping(sink.mapping);
+  }
+  pthread_mutex_lock(&p->mutex);
+  job->prologue_state = PCC_PROLOGUE_DONE;
+  job->retries += tried;
+  if (error) pcc_job_fail(p, job, operation, error, operation == PCC_SYNC ? PCC_NOWHERE : at);
+  pthread_cond_broadcast(&p->copiers_wake);
+  pthread_cond_broadcast(&p->writers_wake);
+  pcc_job_settle(p, job);
+}
+
+static void write_chunk(pcc_pipeline *p, pcc_job *job) {
+  int c = job->ready_head, buffer = job->buffer_of[c], tried = 0;
+  job->ready_head = job->next_ready[c];
+  pcc_sink sink = job->sink;
+  const pcc_chunk *chunk = &job->chunks[c];
+  uint64_t at = 0;
+  pthread_mutex_unlock(&p->mutex);
+  int error =
+      write_all(&sink, pcc_pool_at(&p->pool, buffer), chunk->stored, chunk->file_offset, p->retries, &tried, &at);
+  pthread_mutex_lock(&p->mutex);
+  job->retries += tried;
+  job->writes_left--;
+  if (error) pcc_job_fail(p, job, PCC_WRITE, error, at);
+  pcc_pool_give(&p->pool, buffer);
+  pthread_cond_signal(&p->copiers_wake);
+  pcc_job_settle(p, job);
+}
+
+void *pcc_writer(void *raw) {
+  pcc_pipeline *p = raw;
+  pthread_mutex_lock(&p->mutex);
+  for (;;) {
+    pcc_job *job = p->jobs; /* the oldest that has work: younger ones go on while its prologue is being synced */
+    while (job && job->prologue_state != PCC_PROLOGUE_PENDING &&
+           (job->prologue_state != PCC_PROLOGUE_DONE || job->ready_head < 0))
+      job = job->next;
+    if (job && job->prologue_state == PCC_PROLOGUE_PENDING) {
+      write_prologue(p, job);
+    } else if (job) {
+      write_chunk(p, job);
+    } else if (atomic_load(&p->stopping)) {
+      break;
+    } else {
+      pcc_wait(&p->writers_wake, &p->mutex, PCC_FOREVER);
+    }
+  }
+  pthread_mutex_unlock(&p->mutex);
+  return NULL;
+}

@@ -1,0 +1,234 @@
+"""Facts about the stores under a path, for `pccheck inspect` (floor 4: imports listing and reader, never a writer).
+
+It looks and cannot repair: nothing is locked, mapped or written, and a store may be in use meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pccheck import format
+from pccheck.errors import ContentError, DamagedError, MediumError, ReusedError
+from pccheck.format import SlotState
+from pccheck.listing import CheckFacts, Listing, SlotFile
+from pccheck.manifest import Manifest
+from pccheck.medium import Medium
+from pccheck.places import Place, locate
+from pccheck.reader import read_manifest, verify
+
+State = Literal["published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable"]
+Verdict = Literal["ok", "damaged", "reused", "-"]
+Progress = Callable[[str, int, int], None]
+
+_TRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """One thing that is wrong: why, in which leaves, and where in the file."""
+
+    reason: str
+    offset: int = 0
+    length: int = 0
+    leaves: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotReport:
+    """One slot file or kept checkpoint; what no record tells is None."""
+
+    name: str
+    state: State
+    verdict: Verdict = "-"
+    verified: bool = False  # every byte was read and digested
+    counter: int | None = None
+    step: int | None = None
+    incarnation: int | None = None
+    base: int | None = None
+    rank: int | None = None
+    world: int | None = None
+    file_bytes: int = 0
+    payload_bytes: int | None = None
+    leaves: int | None = None
+    time_ns: int | None = None
+    metadata: dict[str, Any] | None = None
+    damages: tuple[Damage, ...] = ()
+
+    @property
+    def identity(self) -> tuple[int | None, int | None, int | None]:
+        """(incarnation, counter, step)."""
+        return (self.incarnation, self.counter, self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreReport:
+    """One store, or one slot file on its own (`check` is None)."""
+
+    path: str
+    check: CheckFacts | None
+    slots: tuple[SlotReport, ...]
+
+    @property
+    def valid(self) -> int:
+        """Checkpoints that are whole, each counted once; those on abandoned branches included."""
+        return len({slot.identity for slot in self.slots if slot.verdict == "ok"})
+
+    @property
+    def damaged(self) -> int:
+        """Files that are damaged; CHECK counts as one."""
+        broken = self.check is not None and self.check.damaged
+        return sum(slot.verdict == "damaged" for slot in self.slots) + broken
+
+    @property
+    def published(self) -> SlotReport | None:
+        """What CHECK_ADDR names, None where that is no checkpoint that is here."""
+        return next((slot for slot in self.slots if slot.state == "published"), None)
+
+
+def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progress | None = None) -> list[StoreReport]:
+    """Look at a store, a single slot file, or a folder of rank-00000, rank-00001, ... stores.
+
+    Args:
+        path: what to look at.
+        verify: read and digest every byte of every checkpoint; else records and manifests only.
+        progress: called with (file name, bytes read since the last call, bytes to read in all) while verifying.
+
+    Raises:
+        UsageError: there is no such path, or it holds no store.
+        MediumError: a single slot file cannot be opened.
+    """
+    return [_audit_place(place, verify, progress) for place in locate(path)]
+
+
+def exit_code(reports: list[StoreReport]) -> int:
+    """Give 0 for at least one valid checkpoint in every store and no damage anywhere, else 1."""
+    return 0 if all(report.valid and not report.damaged for report in reports) else 1
+
+
+def _audit_place(place: Place, deep: bool, progress: Progress | None) -> StoreReport:
+    try:
+        listing = place.look()
+        done: dict[tuple[int | None, int | None, int | None], SlotReport] = {}
+        slots = []
+        for file in listing.files:
+            report = _audit_file(place, listing, file, deep, progress, done)
+            slots.append(report)
+        return StoreReport(path=place.path, check=listing.check, slots=tuple(slots))
+    finally:
+        place.close()
+
+
+def _audit_file(
+    place: Place,
+    listing: Listing,
+    file: SlotFile,
+    deep: bool,
+    progress: Progress | None,
+    done: dict[tuple[int | None, int | None, int | None], SlotReport],
+) -> SlotReport:
+    """Judge one file; a slot that a writer takes meanwhile is looked at again, at most 3 times."""
+    for _ in range(_TRIES):
+        known = None if file.record is None else done.get(file.record.identity)
+        if known is not None and file.links > 1 and known.verdict == "ok":
+            return _report(
+                file, listing, verdict="ok", verified=known.verified, leaves=known.leaves, metadata=known.metadata
+            )
+        try:
+            report = _judge(place, listing, file, deep, progress)
+        except ReusedError:
+            again = next((f for f in place.look().files if f.name == file.name), None)
+            if again is None:
+                break
+            file = again
+            continue
+        if file.record is not None:
+            done[file.record.identity] = report
+        return report
+    return _report(file, listing, verdict="reused")
+
+
+def _judge(place: Place, listing: Listing, file: SlotFile, deep: bool, progress: Progress | None) -> SlotReport:
+    if file.problem is not None:
+        length = format.RECORD_BYTES if file.file_bytes >= format.RECORD_BYTES else file.file_bytes
+        return _report(file, listing, verdict="damaged", damages=(Damage(reason=file.problem, length=length),))
+    if file.record is None or not file.sealed:
+        return _report(file, listing)
+    manifest: Manifest | None = None
+    try:
+        medium = place.open(file.name)
+    except MediumError as error:
+        if isinstance(error.cause, FileNotFoundError):
+            raise ReusedError(f"{file.name} was removed meanwhile") from error
+        return _report(file, listing, verdict="damaged", damages=(Damage(reason=str(error)),))
+    try:
+        manifest = read_manifest(medium, file.record)
+        damages = _verify(medium, file, manifest, progress) if deep else ()
+    except ReusedError:
+        raise
+    except (ContentError, MediumError) as error:
+        damages = (_damage(error),)
+    finally:
+        medium.close()
+    return _report(
+        file,
+        listing,
+        verdict="damaged" if damages else "ok",
+        verified=deep and manifest is not None,
+        leaves=None if manifest is None else len(manifest.leaves),
+        metadata=None if manifest is None else manifest.metadata,
+        damages=damages,
+    )
+
+
+def _verify(medium: Medium, file: SlotFile, manifest: Manifest, progress: Progress | None) -> tuple[Damage, ...]:
+    assert file.record is not None
+    total = sum(chunk.stored for chunk in manifest.chunks)
+    report = (lambda count: progress(file.name, count, total)) if progress else None
+    return tuple(_damage(damage) for damage in verify(medium, file.record, manifest, report))
+
+
+def _damage(error: ContentError | MediumError) -> Damage:
+    if isinstance(error, DamagedError):
+        return Damage(reason=error.reason, offset=error.offset, length=error.length, leaves=error.leaves)
+    return Damage(reason=str(error), offset=(error.offset or 0) if isinstance(error, MediumError) else 0)
+
+
+def _state(file: SlotFile, listing: Listing) -> State:
+    record = file.record
+    if file.problem is not None:
+        return "unreadable"
+    if record is None:
+        return "free"
+    if record.state == SlotState.FILLING:
+        return "filling"
+    if record.state == SlotState.WITHDRAWN:
+        return "withdrawn"
+    if file.abandoned:
+        return "abandoned"
+    if file.kept:
+        return "kept"
+    check = listing.check
+    return "published" if check is not None and check.word == record.word else "sealed"
+
+
+def _report(file: SlotFile, listing: Listing, **facts: Any) -> SlotReport:
+    record = file.record
+    if record is None:
+        return SlotReport(name=file.name, state=_state(file, listing), file_bytes=file.file_bytes, **facts)
+    return SlotReport(
+        name=file.name,
+        state=_state(file, listing),
+        counter=record.counter,
+        step=record.step,
+        incarnation=record.incarnation,
+        base=record.base,
+        rank=record.rank,
+        world=record.world,
+        file_bytes=file.file_bytes,
+        payload_bytes=record.payload_bytes if record.state == SlotState.SEALED else None,
+        time_ns=record.time_ns,
+        **facts,
+    )

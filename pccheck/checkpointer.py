@@ -1,0 +1,308 @@
+"""What users hold: saves many checkpoints at once, restores the newest that verifies (floor 3: imports below)."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from pccheck import format, reader
+from pccheck.coordination import Coordinator, Solo
+from pccheck.directory import Directory
+from pccheck.errors import ClosedError, ForkedError, UsageError
+from pccheck.events import Event
+from pccheck.flight import Flight, Stats
+from pccheck.kinds import kind_of
+from pccheck.listing import list_store
+from pccheck.medium import Medium
+from pccheck.notifier import Notifier
+from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
+from pccheck.planner import Planner
+from pccheck.restoring import Restored, assemble, load_newest
+from pccheck.save import Save
+from pccheck.store import Store
+from pccheck.volume import Volume
+
+
+class Checkpointer:
+    """Saves training state to one directory, several checkpoints at once, and restores the newest that verifies.
+
+    All methods are thread-safe. In a forked child every method raises ForkedError. Leaving the `with` block waits for
+    what is under way and raises what failed; a Checkpointer that is never closed is drained at interpreter exit, for at
+    most `exit_timeout_s` (the one exit hook there is).
+
+    Args:
+        directory: the store, made if it is not there; or a `Volume` of your own.
+        coordinator: how several ranks agree; None = this process alone.
+        observer: called with each `pccheck.events.Event`, on a thread of its own.
+        (all others): see `pccheck.Options`.
+
+    Raises:
+        OptionError: an option is out of range.
+        StoreTaken: another process has this store open for writing.
+        MediumError, CapacityError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | Volume,
+        *,
+        in_flight: int = 2,
+        keep: int = 1,
+        keep_every: int | None = None,
+        buffer_bytes: int | None = None,
+        chunk_bytes: int = 16 * MIB,
+        writers: int = 2,
+        snapshot: Snapshot = "copy",
+        when_full: WhenFull = "block",
+        max_block_s: float | None = None,
+        on_error: OnError = "raise",
+        coordinator: Coordinator | None = None,
+        write_timeout_s: float = 3600.0,
+        lock_timeout_s: float = 10.0,
+        exit_timeout_s: float = 60.0,
+        pipeline: PipelineName = "auto",
+        observer: Callable[[Event], object] | None = None,
+        _at: Callable[[str], None] | None = None,
+    ) -> None:
+        self.options = Options(
+            in_flight=in_flight, keep=keep, keep_every=keep_every, buffer_bytes=buffer_bytes, chunk_bytes=chunk_bytes,
+            writers=writers, snapshot=snapshot, when_full=when_full, max_block_s=max_block_s, on_error=on_error,
+            write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s, exit_timeout_s=exit_timeout_s,
+            pipeline=pipeline,
+        )  # fmt: skip
+        self._coordinator: Coordinator = coordinator or Solo()
+        if isinstance(directory, (str, os.PathLike)):
+            volume: Volume = Directory(os.fspath(directory), create=True, write=True)
+        else:
+            volume = directory
+        self._notifier = Notifier(observer)
+        self._store = Store(
+            volume, in_flight=in_flight, keep=keep, coordinator=self._coordinator, lock_timeout_s=lock_timeout_s,
+            verify=_verify, notify=self._notifier,
+        )  # fmt: skip
+        self._volume = volume
+        self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or _pass)
+        self._planner = Planner(kind_of, chunk_bytes)
+        self._saving = threading.Lock()  # one save() or restore() at a time; held while it waits for a place
+        self._closing = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        atexit.register(self._drain_at_exit)
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        when_full: WhenFull | None = None,
+        link: str | None = None,
+    ) -> Save:
+        """Start saving a state and return: at once ("lazy"), or when it was copied ("copy").
+
+        Args:
+            step: your label, a 64-bit whole number.
+            state: any nesting of dict, list, tuple, namedtuple, dataclass, Python values, arrays and tensors.
+            metadata: small JSON that `pccheck inspect` shows.
+            when_full: overrides the option for this save.
+            link: for stores of links only, which this release cannot open; must be None.
+
+        Raises:
+            UnsupportedLeafError: a leaf cannot be stored exactly; nothing was changed.
+            UsageError: another argument cannot be used; nothing was changed.
+            CapacityError, MediumError: the store cannot take this state; older checkpoints are untouched.
+            StoreTaken: another process took over the store.
+            (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
+        """
+        self._assert_usable()
+        when_full = self._validated(step, when_full, link)
+        with self._saving:
+            save = Save(int(step), self._store.next_counter())
+            prepared = self._planner.prepare(state, step=save.step, metadata=dict(metadata or {}))
+            if not self._flight.admit(save, when_full):
+                return save
+            job = self._flight.submit(save, prepared)
+        if self.options.snapshot == "copy" and not prepared.stable:
+            self._flight.wait_captured([job], self.options.write_timeout_s)
+        self._report()
+        return save
+
+    def _validated(self, step: int, when_full: WhenFull | None, link: str | None) -> WhenFull:
+        if isinstance(step, bool) or not hasattr(step, "__index__") or not -(1 << 63) <= int(step) < 1 << 63:
+            raise UsageError(f"step={step!r} is not allowed: a step is a whole number of 64 bits")
+        if link is not None:
+            raise UsageError("link= needs a store of links (keep=0), which this release does not open; leave it out")
+        if when_full is None:
+            return self.options.when_full
+        return replace(self.options, when_full=when_full).when_full
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def fence(self, timeout: float | None = None) -> float:
+        """Wait until no running capture reads the caller's memory, and give the seconds that took.
+
+        In "lazy" mode call it before the state is changed. Raises DeadlineError after `timeout` seconds.
+        """
+        self._assert_usable()
+        return self._flight.wait_captured(None, self.options.write_timeout_s if timeout is None else timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until every save is durable or has failed; raise the first unreported error.
+
+        Raises DeadlineError after `timeout` seconds; without it each save has its own deadline, `write_timeout_s`.
+        """
+        self._assert_usable()
+        self._flight.drain(timeout)
+        self._report()
+
+    def raise_errors(self) -> None:
+        """Raise the first error of a save that was not reported yet, without waiting; each is raised once."""
+        self._assert_usable()
+        self._report()
+
+    def _report(self) -> None:
+        if self.options.on_error == "raise":
+            for error in self._flight.take_errors(1):
+                raise error
+        for error in self._flight.take_errors():
+            warnings.warn(f"a save failed: {error}", RuntimeWarning, stacklevel=3)
+
+    def stats(self) -> Stats:
+        """Give what was done so far."""
+        return self._flight.stats
+
+    # -- restoring and the history ----------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        like: Any = None,
+        fallback: bool = True,
+        partial: bool = False,
+        branch: bool = True,
+    ) -> Restored | None:
+        """Give the newest checkpoint that verifies, or the one of `step`; None where no checkpoint is.
+
+        Args:
+            step: None = the newest. A step older than the newest starts a branch: newer checkpoints are abandoned.
+            like: a tree of arrays or abstract arrays whose structure, kinds, dtypes and devices come back.
+            fallback: pass over checkpoints that do not verify, and say so in `skipped`; False = raise.
+            partial: with `like`, restore what fits and give the mismatches, instead of raising them.
+            branch: False = only look: nothing is abandoned, and later saves do not count as following from it.
+
+        Raises:
+            NoValidCheckpointError: checkpoints are there but none verifies.
+            StepNotFoundError: no checkpoint of `step` is there.
+            MismatchError: it does not fit `like`; nothing was changed.
+            DamagedError, MediumError: it does not verify, and `fallback` is off or `step` was given.
+        """
+        self._assert_usable()
+        with self._saving:
+            self._flight.drain(None)
+            loaded = load_newest(
+                lambda: list_store(self._volume), lambda name: self._volume.open(name),
+                where=self._store.path, step=step, fallback=fallback,
+            )  # fmt: skip
+            if loaded is None:
+                return None
+            restored = assemble(loaded, kind_of, like=like, partial=partial)
+            if branch:
+                self._store.history.restored(
+                    loaded.record,
+                    in_slot=format.parse_slot_name(loaded.name) is not None,
+                    damaged=frozenset(s.counter for s in loaded.skipped if s.counter is not None),
+                    branch=step is not None,
+                )
+                self._store.release()
+            return restored
+
+    def steps(self) -> list[int]:
+        """Give the steps that can be restored, kept and pinned, sorted; abandoned branches are not among them."""
+        self._assert_usable()
+        return sorted({r.step for r in self._store.books.durable()})
+
+    def latest(self) -> int | None:
+        """Give the step of the newest durable checkpoint, None if there is none."""
+        self._assert_usable()
+        return next((r.step for r in self._store.books.durable()), None)
+
+    def pin(self, step: int) -> None:
+        """Keep the newest durable checkpoint of a step until `unpin`; raises StepNotFoundError."""
+        self._assert_usable()
+        self._store.history.pin(step)
+
+    def unpin(self, step: int) -> None:
+        """Undo `pin` or `keep_every` for a step; raises StepNotFoundError if none is pinned."""
+        self._assert_usable()
+        self._store.history.unpin(step)
+
+    def delete(self, step: int) -> None:
+        """Remove every durable checkpoint of a step, pinned ones included; raises StepNotFoundError."""
+        self._assert_usable()
+        self._store.history.delete(step)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for what is under way, close the store, and raise the first unreported error. Idempotent."""
+        if self._pid != os.getpid():
+            raise ForkedError(f"{self._store.path} belongs to process {self._pid}")
+        self._close(None)
+        self._report()
+
+    def _close(self, timeout_s: float | None) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            atexit.unregister(self._drain_at_exit)
+            self._flight.close(timeout_s)
+            self._store.close()
+            self._notifier.close()
+
+    def _drain_at_exit(self) -> None:
+        if self._pid == os.getpid():  # a forked child that ends normally must not wait for its parent's saves
+            self._close(self.options.exit_timeout_s)
+            self._report()
+
+    def _assert_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(f"{self._store.path} belongs to process {self._pid}; open another store in this child")
+        if self._closed:
+            raise ClosedError(f"the Checkpointer of {self._store.path} is closed; open a new one")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as second:  # the exception under way is the one to see
+            error.add_note(f"and closing the Checkpointer raised {second!r}")
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {self._store.path}: {'closed' if self._closed else repr(self._flight)}>"
+
+
+def _pass(point: str) -> None:
+    """Do nothing at a named point of the commit."""
+
+
+def _verify(medium: Medium, record: format.Record) -> None:
+    damages = reader.verify(medium, record, reader.read_manifest(medium, record))
+    if damages:
+        raise damages[0]

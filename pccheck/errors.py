@@ -1,0 +1,175 @@
+"""Errors, grouped by whose fault they are (floor 0: imports nothing of pccheck).
+
+Every error carries its facts as attributes as well as text; the text says what, where, and what to do now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class PccheckError(Exception):
+    """Base of everything pccheck raises on purpose; catch it to catch them all.
+
+    Errors can be copied and pickled, facts included: one that cannot hangs the process pool that it is raised in.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, vars(self).copy())
+
+
+def _rebuild(cls: type[PccheckError], args: tuple[object, ...], facts: dict[str, object]) -> PccheckError:
+    error = cls.__new__(cls)
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    builtin.__init__(error, *args)  # sets args and, for an OSError, errno; ours would take other arguments
+    vars(error).update(facts)
+    return error
+
+
+# -- the caller's fault ---------------------------------------------------------------------------------------------
+
+
+class UsageError(PccheckError, ValueError):
+    """The call cannot be carried out as made; nothing was changed."""
+
+
+class OptionError(UsageError):
+    """An option is out of its range: `field`, `value` and `allowed` name it."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}={value!r} is not allowed: {field} must be {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+
+class UnsupportedLeafError(UsageError, TypeError):
+    """A leaf of the state cannot be stored exactly: `path` and `type_name` name it."""
+
+    def __init__(self, path: str, type_name: str, reason: str) -> None:
+        super().__init__(f"cannot save {path} of type {type_name}: {reason}")
+        self.path, self.type_name, self.reason = path, type_name, reason
+
+
+class MismatchError(UsageError):
+    """The checkpoint does not fit `like`: `mismatches` lists every leaf that differs, by path."""
+
+    def __init__(self, mismatches: Sequence[object]) -> None:
+        self.mismatches = tuple(mismatches)
+        lines = "\n".join(f"  {m}" for m in self.mismatches)
+        super().__init__(
+            f"the checkpoint does not fit `like` in {len(self.mismatches)} place(s):\n{lines}\n"
+            "Correct `like`, or pass partial=True to restore what fits and get this list."
+        )
+
+
+class StepNotFoundError(UsageError, LookupError):
+    """No checkpoint of this step is there: `step` was asked for, `available` could be had."""
+
+    def __init__(self, step: int, available: Sequence[int], where: str) -> None:
+        super().__init__(f"{where} holds no checkpoint of step {step}; it holds {sorted(available)}")
+        self.step, self.available, self.where = step, tuple(sorted(available)), where
+
+
+class ClosedError(UsageError):
+    """The Checkpointer or view was closed before this call."""
+
+
+class ForkedError(UsageError):
+    """The call came from a forked child: a store belongs to the process that opened it."""
+
+
+# -- the medium's fault ---------------------------------------------------------------------------------------------
+
+
+class MediumError(PccheckError, OSError):
+    """Storage failed an operation: `operation`, `path`, `offset` and `errno` say which."""
+
+    def __init__(self, operation: str, path: str, error: OSError, offset: int | None = None) -> None:
+        where = path if offset is None else f"{path} at byte {offset}"
+        super().__init__(error.errno, f"{operation} failed on {where}: {error.strerror or error}")
+        self.operation, self.path, self.offset, self.cause = operation, path, offset, error
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class StoreGoneError(MediumError):
+    """The files of the store were removed while it was open: nothing written since can be found again."""
+
+
+# -- the content's fault --------------------------------------------------------------------------------------------
+
+
+class ContentError(PccheckError):
+    """Stored bytes are not what they must be; nothing of them was handed out."""
+
+
+class FormatError(ContentError):
+    """Bytes are not of this format, or of a version this release cannot read."""
+
+
+class DamagedError(ContentError):
+    """Stored bytes fail their digest: `path` (file), `leaves`, `offset` and `length` (bytes in the file) say where."""
+
+    def __init__(self, path: str, reason: str, *, offset: int = 0, length: int = 0, leaves: Sequence[str] = ()) -> None:
+        super().__init__(
+            f"{path} is damaged: {reason}"
+            + (f" at bytes {offset}..{offset + length}" if length else "")
+            + (f", in {', '.join(leaves[:8])}{' and more' if len(leaves) > 8 else ''}" if leaves else "")
+        )
+        self.path, self.reason, self.offset, self.length, self.leaves = path, reason, offset, length, tuple(leaves)
+
+
+class NoValidCheckpointError(ContentError):
+    """Checkpoints are there but none verifies: `skipped` says why, one entry each."""
+
+    def __init__(self, where: str, skipped: Sequence[object]) -> None:
+        self.where, self.skipped = where, tuple(skipped)
+        lines = "\n".join(f"  {s}" for s in self.skipped)
+        super().__init__(
+            f"{where} holds checkpoints but none of them verifies:\n{lines}\n"
+            "Look with `pccheck inspect --verify`; to start afresh on purpose, use another directory."
+        )
+
+
+class ReusedError(ContentError):
+    """The slot was given to a newer checkpoint while it was being read; read again."""
+
+
+# -- capacity and time ----------------------------------------------------------------------------------------------
+
+
+class CapacityError(PccheckError):
+    """There is no room: `path`, `needed_bytes` and `free_bytes` say how much."""
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            f"no room at {path}: {needed_bytes:,} bytes are needed, {free_bytes:,} are free; "
+            "free some space, lower in_flight or keep, or use another directory"
+        )
+        self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
+
+
+class DeadlineError(PccheckError, TimeoutError):
+    """A wait ended without its event: `waited_s` and `waiting_for` say what for."""
+
+    def __init__(self, waiting_for: str, waited_s: float) -> None:
+        super().__init__(f"waited {waited_s:.1f} s for {waiting_for}")
+        self.waiting_for, self.waited_s = waiting_for, waited_s
+
+
+class StoreTaken(PccheckError):
+    """Another writer has, or took over, this store: `holder` describes it."""
+
+    def __init__(self, path: str, holder: str, hint: str = "") -> None:
+        hint = hint or "One store has one writer: use another directory, or end that one."
+        super().__init__(f"{path} is being written by {holder}. {hint}")
+        self.path, self.holder = path, holder
+
+
+class SkippedError(PccheckError):
+    """This save was skipped, so it never becomes durable: `step`, `reason`."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"the save of step {step} was skipped: {reason}")
+        self.step, self.reason = step, reason

@@ -1,0 +1,86 @@
+"""What an observer hears of a Checkpointer (floor 0: imports nothing of pccheck).
+
+Events are frozen and arrive in order on a thread of their own; an observer that is slow or raises cannot delay a commit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event(ABC):
+    """Base of all events: which save it is about."""
+
+    step: int
+    counter: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured(Event):
+    """No byte of the caller's memory is needed any more, `seconds` after `save()`; `pool_wait_s` of it for buffers."""
+
+    seconds: float
+    pool_wait_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Persisted(Event):
+    """All chunks were written, `seconds` after `save()`."""
+
+    payload_bytes: int
+    seconds: float
+    retries: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed(Event):
+    """Data and record are durable."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published(Event):
+    """The word names this checkpoint, durably, `seconds` after `save()`."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Superseded(Event):
+    """A newer checkpoint was published first: this one is durable, and kept only as far as `keep` reaches."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released(Event):
+    """The slot of this checkpoint is free for another."""
+
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped(Event):
+    """The save was not made."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """The save failed; the last good checkpoint is untouched."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grew(Event):
+    """The store took a slot more, because readers, pins or quarantine held the others."""
+
+    slots: int

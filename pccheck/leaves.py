@@ -1,0 +1,170 @@
+"""What an array-like leaf is: the protocol that adapters implement (floor 0: imports errors).
+
+An adapter package offers one `LeafKind` under the entry point group "pccheck.leaves", named after the top-level
+module of the types it knows (`torch = "pccheck_torch:kind"`). It is loaded when the first leaf of such a type is seen.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, final
+
+from pccheck.errors import FormatError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeafSpec:
+    """What a leaf is, apart from its bytes: enough to build it again.
+
+    Args:
+        kind: the adapter's name, such as "numpy" or "torch".
+        dtype: the dtype's name in that kind, such as "<f4" or "bfloat16".
+        shape: global shape.
+        nbytes: how many bytes are stored.
+        extra: small JSON. "stride" is the same for all kinds: strides, in elements, of bytes that are dense but not in
+            C order. The rest only the adapter reads (requires_grad, fields of a structured dtype, ...).
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostBytes:
+    """Bytes of a leaf in host memory: dense, in C order or as the spec's "stride" says.
+
+    Args:
+        address: where they begin; any value when nbytes is 0.
+        nbytes: how many.
+        keep: what keeps the memory alive (and unmoved) while it is referenced; the leaf itself where the bytes are
+            its own, in place.
+        alias: equal for two leaves of one kind in one state exactly when they are the same memory seen alike, and
+            then made of nothing but the leaf's address (as `addresses` gives it) and what `fingerprint` compares;
+            None = never tied.
+        stable: nobody else can change these bytes (an owned copy, an immutable array): no copy is owed before
+            `save()` returns.
+    """
+
+    address: int
+    nbytes: int
+    keep: object
+    alias: object = None
+    stable: bool = False
+
+
+class LeafKind(ABC):
+    """One framework's leaves. Implementations are final, stateless and thread-safe."""
+
+    name: str
+
+    @abstractmethod
+    def recognises(self, value: object) -> bool:
+        """Tell whether this kind stores values such as this one."""
+
+    @abstractmethod
+    def describe(self, value: Any) -> LeafSpec:
+        """Give the spec of a leaf; raises UnsupportedLeafError (path "") for one that cannot be stored exactly."""
+
+    @abstractmethod
+    def fingerprint(self, values: Sequence[Any]) -> object:
+        """Give what must compare equal for a cached plan to hold: dtypes, shapes, strides, layout, device, `extra`.
+
+        Types are compared elsewhere, and addresses are asked for by `addresses`. It must keep no leaf alive.
+        """
+
+    def unchanged(self, values: Sequence[Any], fingerprint: Any) -> bool:
+        """Tell whether the fingerprint of these leaves, as many and of the same types, is still this one.
+
+        Called on every save with all leaves of this kind at once: it must not loop in Python over 4,000 leaves where a
+        `map` of a C function will do, and better makes no list of 4,000 tuples, which would set off the garbage
+        collector. It may raise for leaves that `describe` refuses.
+        """
+        return bool(self.fingerprint(values) == fingerprint)
+
+    def addresses(self, values: Sequence[Any]) -> Sequence[int]:
+        """Give where the memory of each leaf begins; asked only for leaves that `host_bytes` gave an alias.
+
+        Called on every save, as `fingerprint` is; a NumPy array of uint64 is best.
+        """
+        return [self.host_bytes(value).address for value in values]
+
+    @abstractmethod
+    def host_bytes(self, value: Any) -> HostBytes:
+        """Give the leaf's bytes: in place where they lie contiguous in host memory, else a copy (`stable`)."""
+
+    @abstractmethod
+    def build(self, spec: LeafSpec, data: memoryview) -> Any:
+        """Give the leaf over `data` (writable, 64-byte aligned, `nbytes` long, owned by the result).
+
+        Raises FormatError where the spec is impossible, or the data of another length than it says.
+        """
+
+    @abstractmethod
+    def like(self, value: object) -> LeafSpec | None:
+        """Give what a leaf of `like` asks for, abstract ones included; None if it is not of this kind."""
+
+    @abstractmethod
+    def convert(self, value: Any, like: Any) -> Any:
+        """Give a restored leaf of this kind with the device (and other placement) of `like`; same dtype and shape."""
+
+    def common_dtype(self, spec: LeafSpec) -> str | None:
+        """Give the dtype's name as all kinds write it ("float32", "bfloat16"); None if no other kind has it."""
+        return spec.dtype
+
+    def adopt(self, spec: LeafSpec, dtype: str) -> LeafSpec | None:
+        """Give this kind's spec for the bytes of another kind's leaf, whose common dtype is `dtype`; None if it cannot.
+
+        Unlike `build`, this may be asked about dtypes that this kind does not know.
+        """
+        extra = {"stride": spec.extra["stride"]} if "stride" in spec.extra else {}
+        return replace(spec, kind=self.name, dtype=dtype, extra=extra)
+
+
+class KindTable(Protocol):
+    """Finds the kind of a leaf. Thread-safe."""
+
+    def __call__(self, value: object) -> LeafKind | None:
+        """Give the kind that stores this value; None if none does; UnsupportedLeafError (path "") says what lacks."""
+
+    def named(self, name: str) -> LeafKind | None:
+        """Give the kind of this name; None if its adapter or framework is not installed."""
+
+    def like(self, value: object) -> tuple[LeafKind, LeafSpec] | None:
+        """Give the kind and spec that a leaf of `like` asks for, abstract arrays included; None if it is no array."""
+
+
+@final
+class Absent:
+    """The type of ABSENT, which stands for `like` where none was given (None is a legal `like`)."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = Absent()
+
+
+def dense_strides(spec: LeafSpec) -> tuple[int, ...] | None:
+    """Give the strides, in elements, of a spec that is not in C order; FormatError unless they are dense."""
+    strides = spec.extra.get("stride")
+    if strides is None or not spec.nbytes:
+        return None
+    legal = isinstance(strides, (list, tuple)) and all(type(s) is int and 0 <= s < 1 << 62 for s in strides)
+    if not legal or len(strides) != len(spec.shape) or not is_dense(spec.shape, strides):
+        raise FormatError(f"strides {strides!r:.200} do not lay out shape {spec.shape} without gaps")
+    return tuple(s if n > 1 else 1 for s, n in zip(strides, spec.shape, strict=True))
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether strides, in elements, put the elements of this shape side by side, each at its own place."""
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True

@@ -1,0 +1,83 @@
+"""The options of a Checkpointer, validated where they are made (floor 0: imports errors)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pccheck.errors import OptionError
+
+MIB = 1 << 20
+Snapshot = Literal["copy", "lazy"]
+WhenFull = Literal["block", "skip"]
+OnError = Literal["raise", "warn"]
+PipelineName = Literal["auto", "native", "portable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a Checkpointer works.
+
+    Args:
+        in_flight: checkpoints that may be under way at once (the paper's N), 1..64.
+        keep: newest verified checkpoints to keep, 1..1000.
+        keep_every: keep every checkpoint whose step is a multiple of this, for ever; None = none.
+        buffer_bytes: size of the buffer pool; None = in_flight times the first state, at most a quarter of the
+            memory that is free.
+        chunk_bytes: bytes per chunk, a multiple of 4096, 4 KiB..1 GiB.
+        writers: threads that write to storage, 1..64.
+        snapshot: "copy" = `save()` returns when the state was copied; "lazy" = it returns at once and `fence()`
+            must come before the state is changed.
+        when_full: what `save()` does while `in_flight` checkpoints are under way: "block" or "skip".
+        max_block_s: longest that a blocked `save()` waits before it skips; None = until it can go on.
+        on_error: "raise" = a failed save raises at the next call; "warn" = it is warned about and counted.
+        write_timeout_s: longest that one checkpoint may take to reach storage before it counts as failed.
+        lock_timeout_s: how long opening waits for a lock whose recorded holder is dead.
+        exit_timeout_s: how long interpreter exit waits for checkpoints under way.
+        pipeline: "native", "portable", or "auto" = native where the extension was built.
+    """
+
+    in_flight: int = 2
+    keep: int = 1
+    keep_every: int | None = None
+    buffer_bytes: int | None = None
+    chunk_bytes: int = 16 * MIB
+    writers: int = 2
+    snapshot: Snapshot = "copy"
+    when_full: WhenFull = "block"
+    max_block_s: float | None = None
+    on_error: OnError = "raise"
+    write_timeout_s: float = 3600.0
+    lock_timeout_s: float = 10.0
+    exit_timeout_s: float = 60.0
+    pipeline: PipelineName = "auto"
+
+    def __post_init__(self) -> None:
+        _whole("in_flight", self.in_flight, 1, 64)
+        _whole("keep", self.keep, 1, 1000)
+        _whole("writers", self.writers, 1, 64)
+        _whole("chunk_bytes", self.chunk_bytes, 4096, 1 << 30, multiple=4096)
+        if self.keep_every is not None:
+            _whole("keep_every", self.keep_every, 1, 1 << 62)
+        if self.buffer_bytes is not None:
+            _whole("buffer_bytes", self.buffer_bytes, 2 * self.chunk_bytes, 1 << 46)
+        for name, choices in (
+            ("snapshot", get_args(Snapshot)),
+            ("when_full", get_args(WhenFull)),
+            ("on_error", get_args(OnError)),
+            ("pipeline", get_args(PipelineName)),
+        ):
+            if getattr(self, name) not in choices:
+                raise OptionError(name, getattr(self, name), " or ".join(map(repr, choices)))
+        for name in ("write_timeout_s", "lock_timeout_s", "exit_timeout_s", "max_block_s"):
+            value = getattr(self, name)
+            if value is None and name == "max_block_s":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+                raise OptionError(name, value, "a number of seconds from 0 to 1e9")
+
+
+def _whole(field: str, value: object, low: int, high: int, multiple: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
+        of = f", a multiple of {multiple}" if multiple > 1 else ""
+        raise OptionError(field, value, f"a whole number from {low} to {high}{of}")

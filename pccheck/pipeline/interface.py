@@ -1,0 +1,75 @@
+"""What both pipelines promise: chunks flow from host memory through a bounded pool to a medium (floor 2).
+
+Imports floor 1 and below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pccheck.medium import Medium
+from pccheck.plan import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStats:
+    """What one job did: seconds since submit, waits, and counts."""
+
+    captured_s: float
+    written_s: float
+    pool_wait_s: float  # time that captures waited for a free buffer: back-pressure of the storage
+    retries: int
+
+
+class Job(Protocol):
+    """One checkpoint on its way to a medium. Thread-safe."""
+
+    def wait_captured(self, timeout_s: float | None = None) -> bool:
+        """Wait until no byte of the caller's memory is needed any more (also after a failure); False = time is up."""
+
+    def wait_written(self, timeout_s: float | None = None) -> bool:
+        """Wait until every chunk was written (not synced); False = time is up; raises the first MediumError."""
+
+    def digests(self) -> bytes:
+        """Give XXH3-128 of each chunk's stored bytes in order, 16 bytes each, canonical (big-endian) form.
+
+        Legal once `wait_written` has returned True.
+        """
+
+    def cancel(self) -> None:
+        """Stop as soon as the writes now running end; `wait_written` then raises MediumError(ECANCELED)."""
+
+    def stats(self) -> JobStats:
+        """Give what the job did so far."""
+
+
+class Pipeline(Protocol):
+    """Threads and a buffer pool shared by all jobs; jobs are captured in order and the oldest is written first."""
+
+    name: str  # "native" or "portable"
+
+    def submit(
+        self, layout: Layout, addresses: Sequence[int], keep: object, medium: Medium, *, prologue: bytes | None = None
+    ) -> Job:
+        """Start one job and return at once.
+
+        Args:
+            layout: the byte space; gaps and padding are stored as zeros.
+            addresses: where in host memory each piece of the layout begins.
+            keep: kept referenced until everything is captured.
+            medium: written to; stays open until the job has ended.
+            prologue: one page, written at offset 0 and synced before the first payload byte.
+        """
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Let running jobs end, then stop the threads and free the pool; raises DeadlineError after `timeout_s`."""
+
+    @property
+    def free_buffers(self) -> int:
+        """Buffers of the pool that no job holds."""
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of the pool in all."""

@@ -1,0 +1,221 @@
+"""The reference pipeline in Python threads: one captures, `writers` write (floor 2: imports floor 1 and below).
+
+What the native pipeline does without the interpreter's lock, this one does plainly: it is what the other is tested
+against, and what runs where there is no compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import final
+
+from pccheck import forks
+from pccheck.buffers import Buffer, BufferPool
+from pccheck.digest import xxh3_128
+from pccheck.errors import ClosedError, DeadlineError, MediumError, OptionError, UsageError
+from pccheck.fileio import TRANSIENT
+from pccheck.format import PAGE
+from pccheck.media import address_of
+from pccheck.medium import Medium
+from pccheck.pipeline.gather import gather
+from pccheck.pipeline.interface import Job
+from pccheck.pipeline.job import PROLOGUE, PortableJob
+from pccheck.pipeline.schedule import Schedule
+from pccheck.plan import Layout
+
+FIRST_PAUSE_S = 0.001  # before a write is tried again; each next one is four times longer
+
+
+@final
+class PortablePipeline:
+    """A pool of buffers, one capturing thread, and writers that serve the oldest job first. Thread-safe.
+
+    Its threads are daemons, so that a stuck disk cannot keep the interpreter from ending; one that is dropped without
+    `close` lets its jobs end and then stops by itself.
+
+    Args:
+        buffer_bytes: size of the pool, at least two chunks.
+        chunk_bytes: largest `chunk_bytes` of a layout, and the size of each buffer.
+        writers: threads that digest and write, 1..64.
+        retries: how often a write that fails with EIO, ESTALE or EAGAIN is tried again, 0..100.
+    """
+
+    name = "portable"
+
+    def __init__(self, buffer_bytes: int, chunk_bytes: int, *, writers: int = 2, retries: int = 3) -> None:
+        if chunk_bytes < PAGE or chunk_bytes % PAGE:
+            raise OptionError("chunk_bytes", chunk_bytes, "a multiple of 4096, at least 4096")
+        if buffer_bytes < 2 * chunk_bytes:
+            raise OptionError("buffer_bytes", buffer_bytes, f"at least two chunks, {2 * chunk_bytes}")
+        if not 1 <= writers <= 64:
+            raise OptionError("writers", writers, "a whole number from 1 to 64")
+        if not 0 <= retries <= 100:
+            raise OptionError("retries", retries, "a whole number from 0 to 100")
+        self._pid = os.getpid()
+        self._core = Schedule(BufferPool(buffer_bytes // chunk_bytes, chunk_bytes), retries)
+        # Threads know the core only, so that a dropped pipeline is seen to be dropped.
+        self._dropped = weakref.finalize(self, self._core.stop)
+        self._dropped.atexit = False
+        work = [("pccheck-capture", _capture_jobs), *((f"pccheck-writer-{i}", _write_chunks) for i in range(writers))]
+        self._threads = [threading.Thread(target=f, args=(self._core,), name=n, daemon=True) for n, f in work]
+        for thread in self._threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        core = self._core
+        return f"<PortablePipeline {len(core.running)} jobs, {core.pool.free} of {core.pool.buffers} buffers free>"
+
+    @property
+    def free_buffers(self) -> int:
+        """Buffers of the pool that no job holds."""
+        forks.check_owner(self._pid, "a pipeline")
+        return self._core.pool.free
+
+    @property
+    def buffers(self) -> int:
+        """Buffers of the pool in all."""
+        return self._core.pool.buffers
+
+    def submit(
+        self, layout: Layout, addresses: Sequence[int], keep: object, medium: Medium, *, prologue: bytes | None = None
+    ) -> Job:
+        """Start one job and return at once; see the Pipeline protocol.
+
+        Raises:
+            UsageError: addresses do not fit the layout, or its chunks the buffers, or the prologue is no page.
+            ClosedError: the pipeline was closed.
+        """
+        forks.check_owner(self._pid, "a pipeline")
+        core = self._core
+        if len(addresses) != len(layout.pieces):
+            raise UsageError(f"{len(addresses)} addresses do not fit a layout of {len(layout.pieces)} pieces")
+        if layout.chunk_bytes > core.pool.buffer_bytes:
+            raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {core.pool.buffer_bytes} bytes")
+        if prologue is not None and len(prologue) != PAGE:
+            raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
+        job = PortableJob(layout, tuple(addresses), keep, medium, prologue, core.changed, core.fail)
+        with core.changed:
+            if core.stopping:
+                raise ClosedError("the pipeline was closed before this call")
+            core.running.append(job)
+            core.to_capture.append(job)
+            core.changed.notify_all()
+        return job
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Let running jobs end, then stop the threads and free the pool.
+
+        Raises DeadlineError after `timeout_s` seconds; new jobs are refused by then, and close may be called again.
+        """
+        forks.check_owner(self._pid, "a pipeline")
+        core, start = self._core, time.monotonic()
+        core.stop()
+        with core.changed:
+            if not core.changed.wait_for(lambda: not core.running, timeout_s):
+                waits = "; ".join(map(repr, core.running[:4]))
+                raise DeadlineError(f"{len(core.running)} checkpoints to reach storage ({waits})", timeout_s)
+        for thread in self._threads:
+            thread.join(max(0.1, start + timeout_s - time.monotonic()))
+            if thread.is_alive():
+                raise DeadlineError(f"thread {thread.name} to end", time.monotonic() - start)
+        self._dropped.detach()
+        core.pool.close()
+
+
+def _capture_jobs(core: Schedule) -> None:
+    """Capture jobs in the order in which they were submitted; the capturing thread's whole life."""
+    while (job := core.next_job()) is not None:
+        try:
+            mapping = job.medium.mapping() if job.error is None else None
+            if mapping is None:
+                _capture_to_buffers(core, job)
+            else:
+                _capture_to_mapping(core, job, mapping)
+        except BaseException as error:  # whatever it is, the fence must not hang for it
+            core.fail(job, error)
+        finally:
+            core.captured(job)
+        del job
+
+
+def _capture_to_buffers(core: Schedule, job: PortableJob) -> None:
+    for index, chunk in enumerate(job.layout.chunks):
+        buffer = core.take_buffer(job)
+        if buffer is None:
+            return
+        try:
+            gather(job.layout, job.addresses, chunk, buffer.view, buffer.address)
+        except BaseException:
+            core.pool.give_back(buffer)
+            raise
+        core.filled(job, index, buffer)
+
+
+def _capture_to_mapping(core: Schedule, job: PortableJob, mapping: memoryview) -> None:
+    """Capture straight to the medium: the store is the write, what is left to the writers is the digest."""
+    if not job.layout.chunks or not core.prologue_written(job):
+        return
+    last = job.layout.chunks[-1]
+    if last.file_offset + last.stored_bytes > mapping.nbytes:
+        raise UsageError(f"{job.medium.path} is shorter than the checkpoint; allocate it first")
+    start = address_of(mapping)
+    for index, chunk in enumerate(job.layout.chunks):
+        if job.error is not None:
+            return
+        target = mapping[chunk.file_offset : chunk.file_offset + chunk.stored_bytes]
+        gather(job.layout, job.addresses, chunk, target, start + chunk.file_offset)
+        core.filled(job, index, None)
+
+
+def _write_chunks(core: Schedule) -> None:
+    """Digest and write what was captured; a writer's whole life."""
+    while (task := core.next_write()) is not None:
+        job, index, buffer = task
+        digest = b""
+        try:
+            try:
+                if index == PROLOGUE:
+                    _write(core, job, memoryview(job.prologue or b""), 0)
+                    job.medium.sync()
+                else:
+                    digest = _write_chunk(core, job, index, buffer)
+            finally:
+                if buffer is not None:
+                    core.pool.give_back(buffer)  # acknowledged, well or badly; before the job can be seen to end
+        except BaseException as error:
+            core.write_failed(job, error)
+        else:
+            core.written(job, index, digest)
+        del task, job, buffer
+
+
+def _write_chunk(core: Schedule, job: PortableJob, index: int, buffer: Buffer | None) -> bytes:
+    chunk = job.layout.chunks[index]
+    if buffer is not None:
+        data = buffer.view[: chunk.stored_bytes]
+        digest = xxh3_128(data)
+        _write(core, job, data, chunk.file_offset)
+        return digest
+    mapping = job.medium.mapping()
+    if mapping is None:
+        raise UsageError(f"{job.medium.path} stopped being mapped while it was written")
+    return xxh3_128(mapping[chunk.file_offset : chunk.file_offset + chunk.stored_bytes])
+
+
+def _write(core: Schedule, job: PortableJob, data: memoryview, offset: int) -> None:
+    pause_s = FIRST_PAUSE_S
+    for attempt in range(core.retries + 1):
+        try:
+            job.medium.write_from(data, offset)
+            return
+        except MediumError as error:
+            if error.errno not in TRANSIENT or attempt == core.retries or job.error is not None:
+                raise
+        with core.changed:
+            job.retries += 1
+        time.sleep(pause_s)
+        pause_s *= 4

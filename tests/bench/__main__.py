@@ -1,0 +1,65 @@
+"""Runs the benchmarks and prints their tables (bench: imports experiments and tables)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from .disks import TOOL, SlowDisk
+from .experiments import ALL, FULL, QUICK, Bench
+from .lab import Lab
+from .machine import describe
+from .tables import show, show_machine
+
+
+def main() -> int:
+    """Measure what is asked for, print each table as soon as it is there, and write all as JSON if told to."""
+    options = _parser().parse_args()
+    console = Console(width=max(140, Console().width), highlight=False)
+    work = Path(tempfile.mkdtemp(prefix="pccheck-bench-", dir=options.directory))
+    bench = Bench(
+        lab=Lab(),
+        scale=QUICK if options.quick else FULL,
+        directory=work,
+        slow_disk=SlowDisk(options.slow_disk, work / "slow-disk"),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    facts = describe(work)
+    show_machine(facts, console)
+    tables = []
+    try:
+        for name in options.only or ALL:
+            table = ALL[name](bench)
+            tables.append(table)
+            show(table, console)
+            if options.json:
+                found = {"machine": facts, "tables": [t.plain() for t in tables]}
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="everything small, once: shows that it works, measures little")
+    parser.add_argument("--only", action="append", choices=list(ALL), help="this table; may be given several times")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
+    parser.add_argument(
+        "--directory", type=Path, default=None, help="a folder on the disk to measure; default: for temporary files"
+    )
+    parser.add_argument(
+        "--slow-disk", type=Path, default=TOOL, metavar="TOOL", help="makes a disk limited by the kernel: TOOL "
+        "up|rate|down MOUNTPOINT [MiB/s] [GiB], exit status 3 = cannot",
+    )  # fmt: skip
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Single costs, each measured by one process: rates, lost milliseconds, calls, memory (bench: imports contenders, raw)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pccheck
+
+from .contenders import Contender, Pccheck
+from .raw import RawFile, region
+from .states import MIB, Marks, differences, gpt_state, many_leaves, size_of
+
+CHUNK = 16 * MIB
+RAW_THREADS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Bytes per second of each round, by what was measured."""
+
+    by_name: dict[str, list[float]]
+
+
+def measure_rates(directory: Path, state_bytes: int, rounds: int) -> Rates:
+    """Persist and restore, each beside raw writes and reads of as many bytes, in alternation."""
+    directory.mkdir(parents=True)
+    state = gpt_state(state_bytes)
+    marks, size = Marks(state), size_of(state)
+    raw = RawFile(directory / "raw", size // 4096 * 4096, CHUNK, RAW_THREADS)
+    rates: dict[str, list[float]] = {}
+    contender = Pccheck("lazy", 2)
+    contender.prepare(directory / "store")
+    for step in range(1, 4):  # every slot once, so that allocated blocks and buffers have been touched
+        contender.save(step, state)
+        contender.finish()
+    step = 3
+    for _ in range(rounds):
+        rates.setdefault("raw write", []).append(raw.write())
+        step += 1
+        marks.set(step)
+        began = time.perf_counter()
+        contender.save(step, state)
+        contender.finish()
+        rates.setdefault("save until durable", []).append(size / (time.perf_counter() - began))
+    contender.checkpointer.close()
+    touched = region(size // 4096 * 4096)
+    raw.read(touched)
+    for _ in range(rounds):
+        rates.setdefault("raw read, touched memory", []).append(raw.read(touched))
+        rates.setdefault("raw read, fresh memory", []).append(raw.read(region(touched.nbytes)))
+        with pccheck.open(directory / "store") as view:
+            began = time.perf_counter()
+            restored = view.restore()
+            rates.setdefault("restore, fresh memory", []).append(size / (time.perf_counter() - began))
+        assert restored is not None
+        assert restored.step == step
+        assert not (wrong := differences(restored.state, state)), wrong[:5]
+        del restored
+    raw.close()
+    return Rates(by_name=rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Milliseconds lost per checkpoint, of each pair of windows; until durable; longest step without, with."""
+
+    lost_ms: list[float]
+    durable_ms: float
+    longest_ms: tuple[float, float]
+
+
+def measure_tiny_ops(
+    contender: Contender, directory: Path, count: int, leaf_bytes: int, pairs: int, window_s: float
+) -> Lost:
+    """A trainer of tiny operations; windows of a fixed number of steps without and with a checkpoint alternate.
+
+    A window with a checkpoint goes on until it is durable, so that slow background work is counted in whole: lost is
+    its time less as many steps at the pace of the window before. The state is not changed meanwhile: nothing is fenced.
+    """
+    torch.set_num_threads(1)
+    state: Any = many_leaves(count, leaf_bytes)
+    contender.prepare(directory)
+    for step in range(4):
+        contender.save(step, state)
+        contender.finish()
+    tiny_step = _tiny_step()
+    for _ in range(200):
+        tiny_step()
+    pace_s = min(_pace(tiny_step, 100) for _ in range(5))
+    steps = max(10, int(window_s / pace_s))
+    lost, durable, longest = [], [], ([0.0], [0.0])
+    for pair in range(pairs):
+        save_step = 10 + 2 * pair
+        began = time.perf_counter()
+        longest[0].append(_longest(tiny_step, steps))
+        pace_s = (time.perf_counter() - began) / steps
+        began = time.perf_counter()
+        contender.save(save_step, state)
+        longest_s, done = _longest(tiny_step, steps), steps
+        while contender.busy():
+            longest_s, done = max(longest_s, _longest(tiny_step, 20)), done + 20
+        took = time.perf_counter() - began
+        contender.finish()
+        longest[1].append(longest_s)
+        lost.append(1e3 * (took - done * pace_s))
+        began = time.perf_counter()
+        contender.save(save_step + 1, state)
+        contender.finish()
+        durable.append(1e3 * (time.perf_counter() - began))
+    assert (restored := contender.restore(state)) is None or not differences(restored, state)
+    return Lost(
+        lost_ms=lost,
+        durable_ms=statistics.median(durable),
+        longest_ms=(1e3 * statistics.median(longest[0]), 1e3 * statistics.median(longest[1])),
+    )
+
+
+def _tiny_step() -> Any:
+    xs = [torch.randn(16) for _ in range(40)]
+
+    def step() -> None:
+        for x in xs:
+            (x + 1).mul_(0.5)
+        {i: i * 2 for i in range(300)}
+
+    return step
+
+
+def _pace(step: Any, count: int) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - began) / count
+
+
+def _longest(step: Any, count: int) -> float:
+    longest = 0.0
+    now = time.perf_counter()
+    for _ in range(count):
+        step()
+        before, now = now, time.perf_counter()
+        longest = max(longest, now - before)
+    return longest
+
+
+def measure_calls(directory: Path, count: int, leaf_bytes: int, kind: str, calls: int) -> list[float]:
+    """Give the milliseconds that each `save()` of an unchanged structure took (lazy), none under way before it."""
+    state: Any = many_leaves(count, leaf_bytes, kind)
+    contender = Pccheck("lazy", 2)
+    contender.prepare(directory)
+    times = []
+    for step in range(calls + 4):
+        began = time.perf_counter()
+        contender.save(step, state)
+        times.append(1e3 * (time.perf_counter() - began))
+        contender.finish()
+    restored: Any = contender.restore(state)
+    for name, leaf in state["model"].items():
+        assert (restored["model"][name] == leaf).all(), f"{name} was restored with other values"
+    return times[4:]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes: of the state, of the pool, and the greatest extra use while saving, and while restoring."""
+
+    state_bytes: int
+    saving_bytes: int
+    restoring_bytes: int
+
+
+def measure_memory(contender: Contender, directory: Path, state_bytes: int, saves: int) -> Memory:
+    """Give how far resident memory rose above that of the loop and its state while saving, and then in restoring.
+
+    Restoring counts beyond one restored state, and only what it adds to the greatest use up to then is seen to be more;
+    so the writer is closed first, and the peak is reset.
+    """
+    state = gpt_state(state_bytes)
+    marks = Marks(state)
+    marks.set(0)
+    torch.save({"warm": torch.zeros(8)}, directory.parent / "warm")  # what libraries load at first use is not counted
+    base = _reset_peak()
+    contender.prepare(directory)
+    for step in range(1, saves + 1):
+        contender.fence()
+        marks.set(step)
+        contender.save(step, state)
+    contender.finish()
+    saving = _status("VmHWM") - base
+    if isinstance(contender, Pccheck):
+        contender.checkpointer.close()
+    base = _reset_peak()
+    restored = contender.restore(state)
+    restoring = _status("VmHWM") - base - size_of(state)
+    assert restored is None or not differences(restored, state)
+    return Memory(state_bytes=size_of(state), saving_bytes=saving, restoring_bytes=restoring)
+
+
+def _reset_peak() -> int:
+    """Make the present use the greatest so far, and give it."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(field)

@@ -1,0 +1,86 @@
+"""Every kind of medium keeps the promises of the Medium protocol."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+
+from pccheck.directory import Directory
+from pccheck.media import FileMedium
+from pccheck.memory import MemoryMedium
+from pccheck.testing.conformance import check_medium
+from pccheck.testing.faults import FaultyMedium, Script
+from pccheck.testing.throttle import Limit, Rate, ThrottledMedium
+
+
+def files(folder, storage, wrap=lambda medium: medium):
+    """Give a maker of media of one kind in a folder."""
+    numbers = itertools.count()
+
+    def make(size):
+        path = f"{folder}/{next(numbers)}"
+        medium = FileMedium(os.open(path, os.O_RDWR | os.O_CREAT), path, storage=storage, write=True)
+        assert medium.storage == storage
+        medium.allocate(size)
+        return wrap(medium)
+
+    return make
+
+
+def of_volume(folder, storage):
+    """Give a maker of media as the volume chooses them; skips where the folder's file system is of another kind."""
+    volume, numbers = Directory(folder, create=True, write=True), itertools.count()
+    if volume.storage != storage:
+        pytest.skip(f"{folder} is {volume.storage}, not {storage}")
+    return lambda size: volume.create(f"slot-{next(numbers):03d}.pcc", size)
+
+
+def test_direct(tmp_path):
+    check_medium(of_volume(tmp_path, "direct"))
+
+
+def test_buffered(tmp_path):
+    check_medium(files(tmp_path, "buffered"))
+
+
+def test_mapped(shared_memory):
+    check_medium(of_volume(shared_memory, "mapped"))
+
+
+def test_mapped_on_a_disk(tmp_path):
+    """What DAX looks like from here: a mapped file that has a disk below it."""
+    check_medium(files(tmp_path, "mapped"))
+
+
+def test_memory():
+    check_medium(MemoryMedium, grows=False)
+
+
+def test_faulty_without_faults(tmp_path):
+    check_medium(files(tmp_path, "buffered", lambda medium: FaultyMedium(medium, Script())))
+
+
+def test_throttled(tmp_path):
+    limit = Limit(Rate.steady(1 << 40))
+    check_medium(files(tmp_path, "buffered", lambda medium: ThrottledMedium(medium, limit)))
+
+
+def test_the_checks_can_fail(tmp_path):
+    """A medium that forgets one write in twenty is found."""
+
+    class Forgetful:
+        def __init__(self, inner):
+            self.inner, self.writes = inner, 0
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        def write_from(self, buffer, offset):
+            self.writes += 1
+            if self.writes % 20:
+                self.inner.write_from(buffer, offset)
+
+    with pytest.raises(AssertionError, match="are what was written"):
+        check_medium(lambda size: Forgetful(MemoryMedium(size)), grows=False)

@@ -1,0 +1,152 @@
+"""SIGKILL of real processes at every named point of the commit and at random moments: nothing durable is ever lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.crash.processes import Server, Told, check_what_is_left, torch_trainer, wait_for
+
+POINTS = [
+    "filling", "captured", "written", "data-synced", "sealed", "record-synced",
+    "published", "word-synced", "agreed", "released",
+]  # fmt: skip
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(("in_flight", "keep"), [(n, keep) for n in (1, 2, 3) for keep in (1, 2)])
+def test_killed_at_every_point(server, tmp_path, in_flight, keep):
+    """One store, killed at each point in turn, each time at another save; between two kills it is always checked."""
+    told, options = Told(), {"in_flight": in_flight, "keep": keep}
+    for number, point in enumerate(POINTS):
+        nth = 1 + number % 4
+        assert server.train(told, directory=str(tmp_path), point=point, nth=nth, **options) == KILLED, point
+        check_what_is_left(tmp_path, told, **options)
+    assert told.durable
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_the_very_first_save(server, tmp_path, point):
+    told = Told()
+    assert server.train(told, directory=str(tmp_path), point=point, nth=1, in_flight=1) == KILLED
+    check_what_is_left(tmp_path, told, save_step=1000)
+
+
+@pytest.mark.parametrize("pipeline", ["native", "portable"])
+def test_both_pipelines(server, tmp_path, pipeline):
+    if pipeline == "native":
+        pytest.importorskip("pccheck._native")
+    told = Told()
+    for point in ("filling", "written", "sealed", "published"):
+        assert server.train(told, directory=str(tmp_path), point=point, nth=2, pipeline=pipeline) == KILLED
+        check_what_is_left(tmp_path, told)
+
+
+def test_killed_while_pinning(server, tmp_path):
+    told = Told()
+    for nth in (1, 2, 3):
+        assert server.train(told, directory=str(tmp_path), point="pinned", nth=nth, keep_every=2) == KILLED
+        check_what_is_left(tmp_path, told, keep_every=2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_moments(server, tmp_path, seed):
+    """Ten kills, up to a few saves after the start of each life; whatever moment it is, what was durable is there."""
+    chance, told = random.Random(seed), Told()
+    for _ in range(10):
+        delay_s, timers = chance.uniform(0.0, 0.05), []
+
+        def kill_later(word, rest, delay_s=delay_s, timers=timers):
+            if word == "pid":
+                timers.append(threading.Timer(delay_s, os.kill, (int(rest[0]), signal.SIGKILL)))
+                timers[0].start()
+
+        status = server.train(told, kill_later, directory=str(tmp_path), in_flight=3, keep=2, saves=1000)
+        timers[0].join()
+        assert status == KILLED
+        check_what_is_left(tmp_path, told, in_flight=3, keep=2)
+    assert told.durable
+
+
+def test_inspect_says_that_a_killed_store_is_whole(server, tmp_path):
+    told = Told()
+    assert server.train(told, directory=str(tmp_path), point="sealed", nth=3) == KILLED
+    command = [sys.executable, "-m", "pccheck.cli", "inspect", str(tmp_path), "--verify"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- with torch and DataLoader workers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["written", "sealed", "published"])
+def test_a_torch_trainer_killed_at_a_point(tmp_path, point):
+    pytest.importorskip("torch")
+    told = Told()
+    with torch_trainer(told, directory=str(tmp_path), point=point, nth=3) as (process, _):
+        assert process.wait(60) == KILLED
+    assert told.durable
+    check_what_is_left(tmp_path, told)
+
+
+def test_workers_hold_neither_lock_nor_pool(tmp_path):
+    """The trainer is killed while its DataLoader workers live on: the lock is free at once, the pool was not forked."""
+    pytest.importorskip("torch")
+    told = Told()
+    with torch_trainer(told, directory=str(tmp_path), linger=True) as (process, words):
+        wait_for(lambda: "lingering" in words, "the trainer")
+        workers = [int(pid) for pid in words["workers"]]
+        pools = not_forked(process.pid)
+        assert pools, "the trainer has no mapping with MADV_DONTFORK"
+        for worker in workers:
+            assert not store_files(worker, tmp_path), "a worker holds files of the store"
+            assert not pools & ranges(worker), "a worker has the pool"
+        assert store_files(process.pid, tmp_path)
+        process.kill()
+        process.wait(60)
+        for worker in workers:
+            os.kill(worker, 0)  # still there
+        check_what_is_left(tmp_path, told, save_step=1000)
+
+
+def ranges(pid: int) -> set[str]:
+    with open(f"/proc/{pid}/maps") as maps:
+        return {line.split()[0] for line in maps}
+
+
+def not_forked(pid: int) -> set[str]:
+    """Give the address ranges of a process that its children do not get."""
+    found, here = set(), ""
+    with open(f"/proc/{pid}/smaps") as smaps:
+        for line in smaps:
+            first, *rest = line.split()
+            if not first.endswith(":"):
+                here = first
+            elif first == "VmFlags:" and "dc" in rest:
+                found.add(here)
+    return found
+
+
+def store_files(pid: int, directory) -> list[str]:
+    found = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(directory)):
+            found.append(target)
+    return found
