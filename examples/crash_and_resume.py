@@ -115,7 +115,7 @@ def plan_kills(arguments: argparse.Namespace, step_s: float, durable_s: float) -
     for i in range(arguments.kills):
         step = int(share * (i + dice.random()))
         if i % 3 == 0:
-            kills.append(Kill("checkpoint in flight", "saving", step, dice.uniform(0, durable_s)))
+            kills.append(Kill("during a save", "saving", step, dice.uniform(0, 0.7 * durable_s)))
         elif i % 3 == 1:
             kills.append(Kill("within a step", "step", step, dice.uniform(0, step_s)))
         else:
@@ -167,7 +167,9 @@ def draw_loss(axes: Axes, alone: Attempt, attempts: list[Attempt]) -> None:
     axes.plot(steps, losses, color=GREY, linewidth=6, solid_capstyle="round", label="never killed")
     kept = {step: loss for this in attempts for _, step, loss in this.steps}
     axes.plot(list(kept), list(kept.values()), color=BLUE, linewidth=1.4, zorder=3, label="killed and resumed")
-    lost_label, kill_label = "lost steps, done again", f"SIGKILL ({len(attempts) - 1} in all)"
+    seen = sum(1 for this in attempts[:-1] if this.steps)
+    lost_label = "lost steps, done again"
+    kill_label = f"SIGKILL ({seen}; {len(attempts) - 1 - seen} more hit a run that was resuming)"
     for number, (this, lost) in enumerate(zip(attempts[:-1], lost_steps(attempts), strict=True), start=1):
         if lost:
             _, steps, losses = zip(*lost, strict=True)
@@ -176,11 +178,14 @@ def draw_loss(axes: Axes, alone: Attempt, attempts: list[Attempt]) -> None:
             lost_label = "_"  # a legend names each thing once
         if this.steps:
             _, step, loss = this.steps[-1]
+            axes.axvline(step, color=RED, linewidth=0.8, alpha=0.5)
             axes.plot(step, loss, "X", color=RED, markersize=11, markeredgecolor="white", zorder=5, label=kill_label)
-            axes.annotate(str(number), (step, loss), (0, 9), textcoords="offset points", ha="center", color=RED)
+            axes.annotate(
+                str(number), (step, 1), (0, 3), ("data", "axes fraction"), "offset points", color=RED, ha="center"
+            )
             kill_label = "_"
     axes.set(xlabel="training step", ylabel="training loss (nats per byte)", xlim=(-2, max(kept) + 2))
-    axes.set_title("Loss: the killed run lies on the one that was never killed", loc="left", fontweight="bold")
+    axes.set_title("Loss: the killed run lies on the one that was never killed", loc="left", fontweight="bold", pad=18)
     axes.legend(frameon=False)
 
 
@@ -198,8 +203,8 @@ def draw_progress(axes: Axes, attempts: list[Attempt]) -> None:
         if number < len(attempts):
             axes.plot(this.ended_s, stood, "X", color=RED, markersize=10, markeredgecolor="white", zorder=5)
             text, at = f"{number}  {this.moment}", (this.ended_s, stood)
-            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-            axes.annotate(text, at, (9, -12), textcoords="offset points", color=RED, fontsize=8, bbox=box, zorder=6)
+            place, side = ((9, -13), "left") if number % 2 else ((-8, 8), "right")  # so that neighbours do not overlap
+            axes.annotate(text, at, place, textcoords="offset points", ha=side, color=RED, fontsize=9, zorder=6)
     axes.set(
         xlabel="seconds since the first start; grey: starting Python and PyTorch, restoring", ylabel="training step"
     )

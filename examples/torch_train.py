@@ -9,10 +9,12 @@ never killed ends: the state holds all that the next step depends on, down to th
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import random
 import sysconfig
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch.nn import functional as F
 
 import pccheck
 
-CONTEXT, BATCH, WIDTH, HEADS, LAYERS, DROPOUT = 64, 12, 160, 5, 4, 0.1
+CONTEXT, BATCH, WIDTH, HEADS, LAYERS, DROPOUT = 64, 8, 160, 5, 4, 0.1
 
 
 class Block(nn.Module):
@@ -50,7 +52,8 @@ class GPT(nn.Module):
         self.token, self.place = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
-        nn.init.normal_(self.token.weight, std=0.02)
+        for embedding in (self.token, self.place):
+            nn.init.normal_(embedding.weight, std=0.02)
         self.head.weight = self.token.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ def train(arguments: argparse.Namespace) -> None:
 
     steps: int = arguments.steps
     model, text, losses = GPT(), Text(arguments.seed), np.full(steps, np.nan)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
 
     say(f"opening {arguments.out}")
@@ -144,9 +147,9 @@ def train(arguments: argparse.Namespace) -> None:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": generators}
                 state |= {"schedule": schedule.state_dict(), "text": text.state_dict(), "losses": losses}
                 say(f"saving step {step}")
-                save = ck.save(step, state, metadata={"loss": losses[step]})
+                save = ck.save(step, state, metadata={"loss": loss.item()})
                 in_save, saves = in_save + time.perf_counter() - before, saves + 1
-                save.durable.add_done_callback(lambda _, step=step, begun=before: report(step, begun))
+                save.durable.add_done_callback(functools.partial(report, step, before))
         seconds = time.perf_counter() - begin
     if saves:
         blocked = in_save + in_fence
@@ -160,8 +163,9 @@ def say(line: str) -> None:
     print(line + "\n", end="", flush=True)  # one write: lines of two threads do not mix
 
 
-def report(step: int, begun: float) -> None:
-    say(f"durable step {step} after {1e3 * (time.perf_counter() - begun):.0f} ms")
+def report(step: int, begun: float, durable: Future[int]) -> None:
+    if durable.exception() is None:  # else the next save, or the end of the `with` block, raises it
+        say(f"durable step {step} after {1e3 * (time.perf_counter() - begun):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The native data path: native threads, no interpreter lock (floor 1: imports errors)."""
 
-from collections.abc import Buffer, Sequence
+from collections.abc import Sequence
 from typing import final
+
+from typing_extensions import Buffer
 
 @final
 class Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, final
 
@@ -13,6 +14,8 @@ from pccheck.fit import Fit, Mismatch, Want, match
 from pccheck.leaves import ABSENT, KindTable, LeafSpec
 from pccheck.manifest import Manifest
 from pccheck.numpy_leaves import NumpyKind
+
+MAX_FORMS = 16  # kinds, dtypes and shapes of leaves that share their bytes
 
 
 def assemble(
@@ -60,6 +63,7 @@ class Builder:
         self._leaves, self._read, self._kind_of = manifest.leaves, read, kind_of
         self._data: dict[tuple[int, int], memoryview] = {}
         self._built: dict[tuple[int, int, bytes], Any] = {}
+        self._forms: Counter[tuple[int, int]] = Counter()  # how many different leaves were made of a place
 
     def leaf(self, index: int) -> Any:
         """Give a leaf as it was saved, or as NumPy where its kind is not installed."""
@@ -84,6 +88,9 @@ class Builder:
         key = (offset, nbytes, msgspec.json.encode((spec.kind, spec.dtype, spec.shape, spec.extra), order="sorted"))
         if key not in self._built:
             place = (offset, nbytes)
+            self._forms[place] += 1
+            if self._forms[place] > MAX_FORMS:  # each may be a copy: a small file could ask for any amount of memory
+                raise FormatError(f"more than {MAX_FORMS} different leaves have the same {nbytes} bytes")
             if place not in self._data:
                 self._data[place] = self._read(want.index)
             self._built[key] = self._new(want, self._data[place])

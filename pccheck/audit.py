@@ -169,7 +169,7 @@ def _judge(place: Place, listing: Listing, file: SlotFile, deep: bool, progress:
     except ReusedError:
         raise
     except (ContentError, MediumError) as error:
-        damages = (_damage(error),)
+        damages = (_damage(error, medium.path),)
     finally:
         medium.close()
     return _report(
@@ -187,13 +187,14 @@ def _verify(medium: Medium, file: SlotFile, manifest: Manifest, progress: Progre
     assert file.record is not None
     total = sum(chunk.stored for chunk in manifest.chunks)
     report = (lambda count: progress(file.name, count, total)) if progress else None
-    return tuple(_damage(damage) for damage in verify(medium, file.record, manifest, report))
+    return tuple(_damage(damage, medium.path) for damage in verify(medium, file.record, manifest, report))
 
 
-def _damage(error: ContentError | MediumError) -> Damage:
+def _damage(error: ContentError | MediumError, path: str) -> Damage:
     if isinstance(error, DamagedError):
         return Damage(reason=error.reason, offset=error.offset, length=error.length, leaves=error.leaves)
-    return Damage(reason=str(error), offset=(error.offset or 0) if isinstance(error, MediumError) else 0)
+    reason = str(error).removeprefix(f"{path}: ")
+    return Damage(reason=reason, offset=(error.offset or 0) if isinstance(error, MediumError) else 0)
 
 
 def _state(file: SlotFile, listing: Listing) -> State:

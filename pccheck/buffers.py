@@ -47,7 +47,7 @@ class BufferPool:
         self.buffer_bytes = buffer_bytes
         self._pid = os.getpid()
         total = buffers * buffer_bytes
-        with forks.opening():
+        with forks.held_off():
             self._map = mmap.mmap(-1, total + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             # A forked child would have every page that the parent writes copied first: 1,573 ms instead of 42 per
             # copy of the state were seen.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from pccheck import format
-from pccheck.errors import ForkedError, StoreTaken
+from pccheck.errors import ContentError, ForkedError, MediumError, StoreTaken
 from pccheck.format import Abandoned, Record
 from pccheck.volume import CheckPage
 
@@ -105,4 +105,7 @@ class Check:
             self._page.write(format.HOLDER_OFFSET, bytes(format.SECTOR))
         except (ForkedError, StoreTaken):
             pass  # the page is somebody else's now
-        self._page.close()
+        except (ContentError, MediumError):
+            pass  # the name is for messages only: the lock goes with the descriptor
+        finally:
+            self._page.close()

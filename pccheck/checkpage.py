@@ -52,6 +52,7 @@ class FilePage:
     def __init__(self, fd: int, path: str, *, write: bool, native: Atomics | None, mapped: bool = True) -> None:
         self.path = path
         self._fd = fd
+        self._closes = forks.closer(self, fd)
         self._write = write
         self._pid = os.getpid()
         self._map: mmap.mmap | None = None
@@ -133,13 +134,13 @@ class FilePage:
     def close(self) -> None:
         """Unmap and close; later calls raise ClosedError."""
         forks.check_owner(self._pid, self.path)
-        self.forget()
+        with forks.held_off():
+            self.forget()
 
     def forget(self) -> None:
         """Let go of the file in a forked child."""
-        fd, self._fd, self._map = self._fd, -1, None
-        if fd >= 0:
-            os.close(fd)
+        self._fd, self._map = -1, None
+        self._closes()
 
     def _open_fd(self) -> int:
         forks.check_owner(self._pid, self.path)

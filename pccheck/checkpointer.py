@@ -23,7 +23,7 @@ from pccheck.medium import Medium
 from pccheck.notifier import Notifier
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
 from pccheck.planner import Planner
-from pccheck.restoring import Restored, assemble, load_newest
+from pccheck.restoring import Restored, assemble, fitting, load_newest
 from pccheck.save import Save
 from pccheck.store import Store
 from pccheck.volume import Volume
@@ -132,7 +132,7 @@ class Checkpointer:
             job = self._flight.submit(save, prepared)
         if self.options.snapshot == "copy" and not prepared.stable:
             self._flight.wait_captured([job], self.options.write_timeout_s)
-        self._report()
+        self._report(before=save.counter)  # how this one ends, its caller learns from what is returned
         return save
 
     def _validated(self, step: int, when_full: WhenFull | None, link: str | None) -> WhenFull:
@@ -168,11 +168,11 @@ class Checkpointer:
         self._assert_usable()
         self._report()
 
-    def _report(self) -> None:
+    def _report(self, *, before: int | None = None) -> None:
         if self.options.on_error == "raise":
-            for error in self._flight.take_errors(1):
+            for error in self._flight.take_errors(1, before=before):
                 raise error
-        for error in self._flight.take_errors():
+        for error in self._flight.take_errors(before=before):
             warnings.warn(f"a save failed: {error}", RuntimeWarning, stacklevel=3)
 
     def stats(self) -> Stats:
@@ -210,7 +210,7 @@ class Checkpointer:
             self._flight.drain(None)
             loaded = load_newest(
                 lambda: list_store(self._volume), lambda name: self._volume.open(name),
-                where=self._store.path, step=step, fallback=fallback,
+                where=self._store.path, step=step, fallback=fallback, accept=fitting(like, partial=partial),
             )  # fmt: skip
             if loaded is None:
                 return None
@@ -257,7 +257,12 @@ class Checkpointer:
         if self._pid != os.getpid():
             raise ForkedError(f"{self._store.path} belongs to process {self._pid}")
         self._close(None)
-        self._report()
+        try:
+            self._report()
+        except Exception as error:  # nobody asks again: what else failed goes with it
+            for other in self._flight.take_errors():
+                error.add_note(f"and another save failed: {other}")
+            raise
 
     def _close(self, timeout_s: float | None) -> None:
         with self._closing:

@@ -57,8 +57,10 @@ class Directory:
         with told("open", self.path):
             if create:
                 os.makedirs(self.path, exist_ok=True)
-            with forks.opening():
+            with forks.held_off():
                 self._fd = os.open(self.path, names.FOLDER_FLAGS)
+                self._closes = forks.closer(self, self._fd)
+                self._unlocks = self._closes  # what gives the lock back; without one there is nothing more to close
                 forks.enter(self)
             self.storage = storage_of(self._fd)
         if write:
@@ -174,7 +176,7 @@ class Directory:
             self._check_writable()
         where = self._where(CHECK_NAME)
         flags = os.O_RDWR if self._write else os.O_RDONLY
-        with forks.opening():
+        with forks.held_off():
             fd = names.open_regular(self._open_fd(), CHECK_NAME, where, flags | (os.O_CREAT if create else 0), "open")
             try:
                 with told("open", where):
@@ -204,7 +206,7 @@ class Directory:
             return True
         where = self._where(CHECK_NAME)
         for _ in range(_LOCK_RACES):
-            with forks.opening():
+            with forks.held_off():
                 fd = names.open_regular(self._open_fd(), CHECK_NAME, where, os.O_RDWR | os.O_CREAT, "lock")
                 try:
                     with told("lock", where, _NO_LOCKS_HINT):
@@ -217,6 +219,7 @@ class Directory:
                     raise
                 if current:
                     self._lock_fd = fd
+                    self._unlocks = forks.closer(self, fd)
                     break
                 os.close(fd)  # CHECK was removed and made anew in between: that lock would exclude nobody
         else:
@@ -233,9 +236,10 @@ class Directory:
     def unlock(self) -> None:
         """Give the lock back."""
         self._open_fd()
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with forks.held_off():
+            if self._lock_fd >= 0:
+                self._lock_fd = -1
+                self._unlocks()
 
     def free_bytes(self) -> int:
         """Give the bytes that a new file could take."""
@@ -244,14 +248,14 @@ class Directory:
     def close(self) -> None:
         """Close the folder and give the lock back; opened files stay open, later calls raise ClosedError."""
         forks.check_owner(self._pid, self.path)
-        self.forget()
+        with forks.held_off():
+            self.forget()
 
     def forget(self) -> None:
         """Let go of folder and lock in a forked child."""
-        fds, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        self._fd = self._lock_fd = -1
+        self._unlocks()
+        self._closes()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -280,6 +284,6 @@ class Directory:
 
     def _open_medium(self, folder_fd: int, leaf: str, where: str, flags: int, operation: str) -> FileMedium:
         write = flags & os.O_ACCMODE == os.O_RDWR
-        with forks.opening():
+        with forks.held_off():
             fd = names.open_regular(folder_fd, leaf, where, flags, operation)
             return FileMedium(fd, where, storage=self.storage, write=write)

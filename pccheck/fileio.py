@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import sys
 import time
@@ -88,6 +89,17 @@ def ends_early(path: str, offset: int, wanted: int, got: int) -> MediumError:
     """Give the error for a file that ends inside what was to be read."""
     reason = f"the file ends {wanted - got} bytes before the end of the {wanted} to be read"
     return MediumError("read", path, OSError(errno.ENODATA, reason), offset + got)
+
+
+def map_private(fd: int, length: int, path: str) -> memoryview:
+    """Map the first `length` bytes, copy-on-write: writable, and never written back.
+
+    The mapping has a duplicate of `fd`, so a lock taken on `fd` lasts until the last view of it is gone.
+    """
+    try:
+        return memoryview(mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    except OSError as error:
+        raise MediumError("mapping", path, error) from error
 
 
 # -- durability ------------------------------------------------------------------------------------------------------

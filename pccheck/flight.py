@@ -72,7 +72,7 @@ class Flight:
         self._state = threading.Condition()  # guards what follows; nothing waits for a disk under it
         self._running: dict[int, Save] = {}  # by counter: admitted, not ended
         self._jobs: dict[int, Job] = {}  # by counter: may still read the caller's memory
-        self._errors: list[BaseException] = []
+        self._errors: list[tuple[int, BaseException]] = []  # counter, error: nobody was told of them yet
         self._stats = Stats()
         self._work: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._committers: list[threading.Thread] = []
@@ -181,7 +181,7 @@ class Flight:
                     self._stats, pool_wait_s=stats.pool_wait_s + done.pool_wait_s, retries=stats.retries + done.retries
                 )
             if error is not None and report:
-                self._errors.append(error)
+                self._errors.append((save.counter, error))
         save.finish(outcome, error)
         with self._state:
             self._running.pop(save.counter, None)
@@ -212,11 +212,12 @@ class Flight:
             if not self._state.wait_for(lambda: not self._running, timeout_s):
                 raise DeadlineError(f"{len(self._running)} checkpoint(s) to become durable; {self!r}", timeout_s or 0.0)
 
-    def take_errors(self, most: int | None = None) -> list[BaseException]:
-        """Give errors that nobody was told of yet, oldest first; each is given once."""
+    def take_errors(self, most: int | None = None, *, before: int | None = None) -> list[BaseException]:
+        """Give errors that nobody was told of yet (of counters below `before`), oldest first; each is given once."""
         with self._state:
-            errors, self._errors = self._errors[:most], self._errors[len(self._errors[:most]) :]
-        return errors
+            taken = [e for e in self._errors if before is None or e[0] < before][:most]
+            self._errors = [e for e in self._errors if e not in taken]
+        return [error for _, error in taken]
 
     @property
     def stats(self) -> Stats:

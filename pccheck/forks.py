@@ -27,15 +27,15 @@ class Held(Protocol):
 
 
 # Process-wide because fork is: a hook can neither be installed per store nor be removed again.
-_opening = threading.Lock()
+_changing = threading.RLock()  # re-entrant: a signal handler may save inside an opening
 _open: weakref.WeakSet[Held] = weakref.WeakSet()
 _installed: list[int] = []
 
 
 @contextmanager
-def opening() -> Iterator[None]:
-    """Hold off forks of this process while a descriptor is opened and entered, so that no child is left with it."""
-    with _opening:
+def held_off() -> Iterator[None]:
+    """Hold off forks of this process while a descriptor is opened and entered, or closed: no child is left with it."""
+    with _changing:
         if not _installed:
             _installed.append(os.getpid())
             if hasattr(os, "register_at_fork"):
@@ -44,8 +44,15 @@ def opening() -> Iterator[None]:
 
 
 def enter(thing: Held) -> None:
-    """Have `thing.forget()` called in forked children for as long as it lives; call it inside `opening()`."""
+    """Have `thing.forget()` called in forked children for as long as it lives; call it inside `held_off()`."""
     _open.add(thing)
+
+
+def closer(owner: object, fd: int) -> weakref.finalize[[int], object]:
+    """Give what closes `fd` when it is called, once, or when `owner` is dropped without."""
+    closes = weakref.finalize(owner, os.close, fd)
+    closes.atexit = False  # the end of the process closes it, and until then daemon threads may use it
+    return closes
 
 
 def check_owner(pid: int, what: str) -> None:
@@ -57,22 +64,22 @@ def check_owner(pid: int, what: str) -> None:
         )
 
 
-# Whether the fork that a thread is making holds `_opening`: one that timed out must not release it for another.
+# Whether the fork that a thread is making holds `_changing`: one that timed out must not release it for another.
 _forking = threading.local()
 
 
 def _before() -> None:
-    _forking.holds = _opening.acquire(timeout=FORK_WAIT_S)
+    _forking.holds = _changing.acquire(timeout=FORK_WAIT_S)
 
 
 def _in_parent() -> None:
-    if _forking.holds:
-        _opening.release()
+    if getattr(_forking, "holds", False):
+        _changing.release()
 
 
 def _in_child() -> None:
-    global _opening
-    _opening = threading.Lock()  # the old one may be held by a thread that the child has not got
+    global _changing
+    _changing = threading.RLock()  # the old one may be held by a thread that the child has not got
     for thing in list(_open):
         thing.forget()
     _open.clear()

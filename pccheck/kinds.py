@@ -73,7 +73,7 @@ class Kinds:
     def _find(self, value: object) -> LeafKind | None:
         if self._numpy.recognises(value):
             return self._numpy
-        modules = dict.fromkeys(cls.__module__.split(".")[0] for cls in type(value).__mro__)
+        modules = dict.fromkeys(str(cls.__module__).split(".")[0] for cls in type(value).__mro__)
         modules.pop("builtins", None)
         for module in modules:
             kind = self.named(module)

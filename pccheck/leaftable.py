@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import KindTable, LeafKind, LeafSpec
 from pccheck.manifest import LeafEntry
-from pccheck.plan import Layout
+from pccheck.plan import lay_out
 from pccheck.structure import Pick, picker
 
 Addresses = NDArray[np.uint64]
@@ -20,61 +22,99 @@ _PART = 512  # leaves: 20,000 tensors asked nine things one after the other took
 
 @final
 class LeafTable:
-    """The leaves of one state: specs, and which of them share a piece of the byte space because they are tied."""
+    """The leaves of one state as they are planned. Keeps none of them alive.
 
-    def __init__(self, leaves: list[Any], paths: list[str], kind_of: KindTable) -> None:
-        self.paths = paths
-        self.specs: list[LeafSpec] = []
-        self.traced: list[bool] = []  # which of them may be tied
-        self.in_place: list[bool] = []
-        self.pieces: list[int] = []  # of each leaf
-        self.lengths: list[int] = []  # of each piece
-        self.stable = True  # all bytes are copies, or cannot change
-        self.rows: dict[LeafKind, list[int]] = {}
-        known: dict[object, int] = {}
-        for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
-            kind = kind_of(leaf)
-            assert kind is not None, "flatten asked before"
-            try:
-                spec, host = kind.describe(leaf), kind.host_bytes(leaf)
-            except UnsupportedLeafError as error:
-                raise UnsupportedLeafError(path or "the state itself", error.type_name, error.reason) from None
-            self.in_place.append(host.keep is leaf)
-            self.traced.append(host.alias is not None)
-            piece = known.get((kind, host.alias)) if host.alias is not None else None
-            if piece is None:
-                piece = len(self.lengths)
-                self.lengths.append(host.nbytes)
-                self.stable &= host.stable or not host.nbytes
-                if host.alias is not None:
-                    known[kind, host.alias] = piece
-            del host  # a copy is let go at once: it is made again when the plan is bound
-            self.specs.append(spec)
-            self.pieces.append(piece)
-            self.rows.setdefault(kind, []).append(i)
+    Args:
+        leaves: what `tree.flatten` gave.
+        paths: their paths.
+        kind_of: finds their kinds.
+        chunk_bytes: bytes of byte space per chunk.
 
-    def entries(self, layout: Layout) -> list[LeafEntry]:
-        """Give the manifest's leaf table."""
-        return [
-            LeafEntry(path, s.kind, s.dtype, s.shape, layout.pieces[piece].offset, s.nbytes, s.extra)
-            for path, s, piece in zip(self.paths, self.specs, self.pieces, strict=True)
-        ]
+    Raises:
+        UnsupportedLeafError: a leaf cannot be stored exactly; names its path.
+    """
+
+    def __init__(self, leaves: list[Any], paths: list[str], kind_of: KindTable, chunk_bytes: int) -> None:
+        self._paths, self._types = paths, list(map(type, leaves))
+        table = _described(leaves, paths, kind_of)
+        self.layout = lay_out(table.lengths, chunk_bytes)
+        self.stable = table.stable  # all bytes are copies, or cannot change
+        offsets = [self.layout.pieces[piece].offset for piece in table.pieces]
+        self.json = msgspec.json.encode(
+            [
+                LeafEntry(path, s.kind, s.dtype, s.shape, offset, s.nbytes, s.extra)
+                for path, s, offset in zip(paths, table.specs, offsets, strict=True)
+            ]
+        )
+        self.rows = list(table.rows.values())  # the leaves of each group
+        self._groups = [_Group(kind, rows, leaves, table) for kind, rows in table.rows.items()]
+
+    def names(self, leaves: list[Any], paths: list[str]) -> bool:
+        """Tell whether these are leaves of the same types at the same paths."""
+        return paths == self._paths and list(map(type, leaves)) == self._types
+
+    def bind(self, groups: Sequence[Sequence[Any]]) -> tuple[Addresses, list[object]] | None:
+        """Give the address of each piece, and what keeps these valid; None if the leaves are not those of the table.
+
+        Args:
+            groups: the leaves now, one sequence for each of `rows`; of the types that they had.
+        """
+        addresses: Addresses = np.zeros(len(self.layout.pieces), np.uint64)
+        keep: list[object] = []
+        for group, leaves in zip(self._groups, groups, strict=True):
+            if not group.bind(leaves, addresses, keep):
+                return None
+        return addresses, keep
 
 
-@final
-class LeafGroup:
+@dataclass
+class _Described:
+    """What is known of leaves when each has been asked once."""
+
+    specs: list[LeafSpec]
+    traced: list[bool]  # which leaves may be tied
+    in_place: list[bool]
+    pieces: list[int]  # of each leaf; tied ones share one
+    lengths: list[int]  # of each piece
+    rows: dict[LeafKind, list[int]]
+    stable: bool = True
+
+
+def _described(leaves: list[Any], paths: list[str], kind_of: KindTable) -> _Described:
+    table = _Described([], [], [], [], [], {})
+    known: dict[object, int] = {}
+    for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True)):
+        kind = kind_of(leaf)
+        assert kind is not None, "flatten asked before"
+        try:
+            spec, host = kind.describe(leaf), kind.host_bytes(leaf)
+        except UnsupportedLeafError as error:
+            raise UnsupportedLeafError(path or "the state itself", error.type_name, error.reason) from None
+        piece = known.get((kind, host.alias)) if host.alias is not None else None
+        if piece is None:
+            piece = len(table.lengths)
+            table.lengths.append(host.nbytes)
+            table.stable &= host.stable or not host.nbytes
+            if host.alias is not None:
+                known[kind, host.alias] = piece
+        table.specs.append(spec)
+        table.traced.append(host.alias is not None)
+        table.in_place.append(host.keep is leaf)
+        table.pieces.append(piece)
+        table.rows.setdefault(kind, []).append(i)
+        del host  # a copy is let go at once: it is made again when it is bound
+    return table
+
+
+class _Group:
     """The leaves of one kind: how they are proved unchanged, and where their addresses go."""
 
-    def __init__(
-        self, kind: LeafKind, rows: list[int], leaves: list[Any], leaf_places: list[int], table: LeafTable
-    ) -> None:
-        self.kind = kind
-        self.pick = picker([leaf_places[i] for i in rows])
+    def __init__(self, kind: LeafKind, rows: list[int], leaves: list[Any], table: _Described) -> None:
+        self.kind, self.lengths = kind, table.lengths
         values = [leaves[i] for i in rows]
-        self.lengths = table.lengths
-        self.traced = [n for n, i in enumerate(rows) if table.traced[i]]
+        traced = [n for n, i in enumerate(rows) if table.traced[i]]
         self.parts = [
-            _Part(kind, values[start : start + _PART], [n - start for n in self.traced if start <= n < start + _PART])
+            _Part(kind, values[start : start + _PART], [n - start for n in traced if start <= n < start + _PART])
             for start in range(0, len(values), _PART)
         ]
         known = self._addresses(values)
@@ -84,7 +124,7 @@ class LeafGroup:
         first: dict[int, int] = {}
         for n, i in enumerate(rows):
             first.setdefault(table.pieces[i], n)
-        in_place = {n for n in self.traced if table.in_place[rows[n]]}
+        in_place = {n for n in traced if table.in_place[rows[n]]}
         direct = {piece: n for piece, n in first.items() if n in in_place}
         self.direct_to, self.direct_from = np.array(list(direct), np.intp), np.array(list(direct.values()), np.intp)
         self.others = [(piece, n) for piece, n in first.items() if piece not in direct]
@@ -98,9 +138,8 @@ class LeafGroup:
                 return None
         return found
 
-    def bind(self, found: list[Any], addresses: Addresses, keep: list[object]) -> bool:
-        """Enter the addresses that this kind's leaves have now; False if they are not the leaves of the plan."""
-        values = self.pick(found)
+    def bind(self, values: Sequence[Any], addresses: Addresses, keep: list[object]) -> bool:
+        """Enter the addresses that these leaves have now; False if they are not the leaves of the plan."""
         try:
             now = self._addresses(values)
         except Exception:  # leaves that the kind refuses: planning anew says which, and why

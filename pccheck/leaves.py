@@ -6,6 +6,7 @@ module of the types it knows (`torch = "pccheck_torch:kind"`). It is loaded when
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -157,7 +158,8 @@ def dense_strides(spec: LeafSpec) -> tuple[int, ...] | None:
     legal = isinstance(strides, (list, tuple)) and all(type(s) is int and 0 <= s < 1 << 62 for s in strides)
     if not legal or len(strides) != len(spec.shape) or not is_dense(spec.shape, strides):
         raise FormatError(f"strides {strides!r:.200} do not lay out shape {spec.shape} without gaps")
-    return tuple(s if n > 1 else 1 for s, n in zip(strides, spec.shape, strict=True))
+    size = math.prod(spec.shape)  # an axis of one element may have any stride: none that leads far away
+    return tuple(s if n > 1 else min(s, size) for s, n in zip(strides, spec.shape, strict=True))
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -9,7 +9,7 @@ Rule 3: at most one slot is PUBLISHED, and it is never released: a newer one mus
      |<-----fail-------+   |            |  |  +--release-->FREE |
      |                     v            |  +------demote--------+
      |                QUARANTINED <-----+ quarantine
-     +--adopt--> SEALED (opening: a record that another process sealed)      FREE --retire--> (gone)
+     +--adopt--> SEALED (opening: a record that another process sealed)      FREE, QUARANTINED --retire--> (gone)
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class Ledger:
         self._entries[slot] = Entry(slot=slot)
 
     def retire(self, slot: int) -> None:
-        """Strike out a free slot whose file is going away."""
+        """Strike out a free or quarantined slot whose file is going away."""
         entry = self._entries.get(slot)
-        if entry is None or entry.state is not State.FREE:
+        if entry is None or entry.state not in (State.FREE, State.QUARANTINED):
             raise LedgerError(slot, entry.state if entry else None, "retire")
         del self._entries[slot]
 

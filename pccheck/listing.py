@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pccheck import format
@@ -90,8 +91,7 @@ def list_store(volume: Volume) -> Listing:
     previous: tuple[SlotFile, ...] | None = None
     for _ in range(_LOOKS):
         check = read_check(volume)
-        looks = (_look(volume, name, check) for name in _slot_names(volume))
-        files = tuple(file for file in looks if file is not None)
+        files = tuple(_files(volume, check))
         filling = any(f.record is not None and f.record.state == SlotState.FILLING for f in files)
         if not filling or files == previous or any(f.sealed for f in files):
             break
@@ -150,10 +150,19 @@ def _whole(medium: Medium) -> bytes:
     return bytes(data)
 
 
-def _slot_names(volume: Volume) -> list[str]:
-    slots = [name for name in volume.names() if format.parse_slot_name(name) is not None]
-    kept = [f"{format.KEPT_FOLDER}/{n}" for n in volume.names(format.KEPT_FOLDER) if n.endswith(".pcc")]
-    return slots + kept
+def _files(volume: Volume, check: CheckFacts) -> Iterator[SlotFile]:
+    names = [name for name in volume.names() if format.parse_slot_name(name) is not None]
+    problem = None
+    try:
+        names += [f"{format.KEPT_FOLDER}/{n}" for n in volume.names(format.KEPT_FOLDER) if n.endswith(".pcc")]
+    except (ContentError, MediumError) as error:  # the slots are readable all the same
+        problem = str(error)
+    for name in names:
+        file = _look(volume, name, check)
+        if file is not None:
+            yield file
+    if problem is not None:
+        yield SlotFile(name=format.KEPT_FOLDER, problem=problem)
 
 
 def _look(volume: Volume, name: str, check: CheckFacts | None) -> SlotFile | None:
@@ -168,7 +177,7 @@ def _look(volume: Volume, name: str, check: CheckFacts | None) -> SlotFile | Non
         size, links = medium.size(), medium.links()
         record = read_record(medium)
     except (ContentError, MediumError) as error:
-        return SlotFile(name=name, file_bytes=size, links=links, problem=str(error))
+        return SlotFile(name=name, file_bytes=size, links=links, problem=str(error).removeprefix(f"{medium.path}: "))
     finally:
         medium.close()
     abandoned = record is not None and check is not None and record.counter in check.abandoned

@@ -108,7 +108,11 @@ def _check_numbers(m: Manifest) -> None:
     if not 0 < m.chunk_bytes <= MAX_CHUNK_BYTES or m.chunk_bytes % format.PAGE:
         raise FormatError(f"the manifest claims chunks of {m.chunk_bytes} bytes")
     numbers = (m.counter, m.incarnation, m.rank, m.world, m.base, m.data_bytes)
-    if not all(0 <= n <= MAX_NUMBER for n in numbers) or abs(m.step) > MAX_NUMBER or m.rank >= m.world:
+    if (
+        not all(0 <= n <= MAX_NUMBER for n in numbers)
+        or not -MAX_NUMBER - 1 <= m.step <= MAX_NUMBER
+        or m.rank >= m.world
+    ):
         raise FormatError("the manifest claims an impossible step, counter, rank or length")
 
 

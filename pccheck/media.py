@@ -49,9 +49,10 @@ class FileMedium:
         self.path = path
         self.storage = storage
         self._fd = fd
+        self._closes = forks.closer(self, fd)
         self._write = write
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # guards the mapping, and pages that are patched
+        self._lock = threading.RLock()  # guards the mapping, and pages that are patched
         self._map: mmap.mmap | None = None
         self._sync_error: MediumError | None = None
         if storage == "direct" and not _set_direct(fd):
@@ -179,16 +180,13 @@ class FileMedium:
     def close(self) -> None:
         """Close; views of the mapping stay valid, later calls raise ClosedError."""
         forks.check_owner(self._pid, self.path)
-        with self._lock:
-            fd, self._fd, self._map = self._fd, -1, None
-        if fd >= 0:
-            os.close(fd)
+        with forks.held_off():
+            self.forget()
 
     def forget(self) -> None:
         """Let go of the file in a forked child."""
-        fd, self._fd, self._map = self._fd, -1, None
-        if fd >= 0:
-            os.close(fd)
+        self._fd, self._map = -1, None
+        self._closes()
 
     def _open_fd(self) -> int:
         forks.check_owner(self._pid, self.path)

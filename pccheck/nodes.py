@@ -168,7 +168,7 @@ def encode_value(value: object) -> Value:
         return Bytes(value)
     if type(value) is complex:
         return Complex(encode_float(value.real), encode_float(value.imag))
-    raise TypeError(f"{type(value).__name__} is no value")
+    raise TypeError(f"it is a {type(value).__name__}")
 
 
 def decode_value(node: Value) -> Any:
@@ -193,7 +193,7 @@ def encode_key(key: object, depth: int = 0) -> Key:
     """Give the node of a key: a value, or a tuple of such; TypeError for any other."""
     if type(key) is tuple:
         if depth == MAX_DEPTH:
-            raise TypeError(f"a key is a tuple nested more than {MAX_DEPTH} deep")
+            raise TypeError(f"it is a tuple nested more than {MAX_DEPTH} deep")
         return KeyTuple([encode_key(k, depth + 1) for k in key])
     return encode_value(key)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -72,9 +73,7 @@ class NumpyKind(LeafKind):
     def host_bytes(self, value: Any) -> HostBytes:
         """Give an array's own memory where it is dense, else that of a copy in C order; of a scalar always a copy."""
         if isinstance(value, np.generic):
-            own = np.array(value)
-            if own.dtype != value.dtype or own.nbytes != value.nbytes:
-                raise _refused(value, "NumPy would not give the same scalar back")
+            own = np.frombuffer(bytearray(_scalar_bytes(value)), np.uint8)
             return HostBytes(address=own.ctypes.data, nbytes=own.nbytes, keep=own, stable=True)
         alias = (value.ctypes.data, value.dtype, value.shape, value.strides) if value.nbytes else None
         if value.flags.c_contiguous or _is_permuted(value):
@@ -94,7 +93,12 @@ class NumpyKind(LeafKind):
             )
         except (ValueError, TypeError, OverflowError) as error:
             raise FormatError(f"no array of shape {spec.shape} and dtype {spec.dtype}: {error}") from None
-        return scalar_of(array) if spec.extra.get("scalar") is True and not spec.shape else array
+        if spec.extra.get("scalar") is not True or spec.shape:
+            return array
+        try:
+            return scalar_of(array)
+        except UnicodeDecodeError as error:
+            raise FormatError(f"a string is not UTF-32: {error.reason}") from None
 
     def like(self, value: object) -> LeafSpec | None:
         """Give what an array, a scalar, or anything with a `shape` and a NumPy `dtype` asks for."""
@@ -133,6 +137,14 @@ class NumpyKind(LeafKind):
         name, _ = numpy_dtypes.encode(found)
         extra = {"stride": spec.extra["stride"]} if "stride" in spec.extra else {}
         return LeafSpec(kind=self.name, dtype=name, shape=spec.shape, nbytes=spec.nbytes, extra=extra)
+
+
+def _scalar_bytes(value: np.generic) -> bytes:
+    if isinstance(value, np.bytes_):
+        return bytes(value)
+    if isinstance(value, np.str_):  # an array would turn "" into "\0", and str() drops NULs
+        return str.encode(value, f"utf-32-{sys.byteorder[0]}e", "surrogatepass")
+    return np.array(value).tobytes()
 
 
 def scalar_of(array: np.ndarray[Any, Any]) -> Any:

@@ -6,6 +6,7 @@ cache holds, and a restart that trusts them, frees older ones and then loses pow
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -55,9 +56,8 @@ def open_for_writing(volume: Volume, coordinator: Coordinator, *, lock_timeout_s
             if (slot := format.parse_slot_name(name)) is not None:
                 media[slot] = volume.open(name, write=True)
         damaged: list[tuple[str, str]] = []
-        found = {
-            slot: record for slot, m in media.items() if (record := _record_of(m, format.slot_name(slot), damaged))
-        }
+        found = {s: r for s, m in media.items() if (r := _record_of(m, format.slot_name(s), damaged))}
+        _disown(volume, media, found)
         kept = _read_kept(volume, damaged)
         store_id = _superblock(check, volume, [*found.values(), *kept.values()], bool(media))
         sealed = _sealed(found, store_id, damaged)
@@ -99,6 +99,17 @@ def open_for_writing(volume: Volume, coordinator: Coordinator, *, lock_timeout_s
         check=check, store_id=store_id, abandoned=abandoned, ledger=ledger, media=media, kept=kept,
         incarnation=opening.incarnation, next_counter=opening.next_counter, word=word, damaged=damaged,
     )  # fmt: skip
+
+
+def _disown(volume: Volume, media: dict[int, Medium], found: dict[int, Record]) -> None:
+    """Remove the slots that were being filled: a writer that lost its lock, or never had one, may still write to them.
+
+    It keeps the nameless file; a new one is made for whoever needs a slot. Without this, where locks do not work, such
+    a writer put its manifest and record over a newer writer's durable checkpoint (found by the writer tests).
+    """
+    for slot in [slot for slot, record in found.items() if record.state is SlotState.FILLING]:
+        media.pop(slot).close()
+        volume.remove(format.slot_name(slot))
 
 
 def _record_of(medium: Medium, name: str, damaged: list[tuple[str, str]]) -> Record | None:
@@ -183,7 +194,7 @@ def _boot_id() -> str:
 def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
     """Take the store's lock; wait for it only while its recorded holder is dead or unknown."""
     deadline = time.monotonic() + timeout_s
-    while not volume.lock():
+    while not _lock(volume):
         holder = format.unpack_holder(check.read(format.HOLDER_OFFSET, format.SECTOR))
         if holder is not None and _alive(holder):
             raise StoreTaken(volume.path, holder, _torchrun_hint(holder))
@@ -191,6 +202,17 @@ def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
             hint = "Its recorded holder is dead, but a process that inherited its files still runs: end that one."
             raise StoreTaken(volume.path, holder or "a process that did not leave its name", hint)
         time.sleep(0.02)
+
+
+def _lock(volume: Volume) -> bool:
+    try:
+        return volume.lock()
+    except MediumError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+            raise
+        text = f"{error}; a second writer is noticed only when it has opened the store: its opening fences this one out"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        return True
 
 
 def _alive(holder: str) -> bool:

@@ -50,7 +50,7 @@ def _escaped(text: str) -> str:
 def _written(key: object) -> str:
     """Like repr, but exact: an int has no limit of digits, and a nan shows its bits."""
     if type(key) is int:
-        return hex(key)
+        return str(key) if -(1 << 63) <= key < 1 << 63 else hex(key)
     if type(key) is float and key != key:
         return f"nan:{struct.pack('>d', key).hex()}"
     if type(key) is complex:

@@ -7,21 +7,22 @@ structure only prove that it is the same, ask where the arrays lie now, and enco
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Any, final
+from typing import Any, cast, final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pccheck import format, nodes, tree
 from pccheck.errors import UsageError
 from pccheck.forms import SMALL_BYTES
-from pccheck.leaftable import Addresses, LeafGroup, LeafTable
+from pccheck.leaftable import LeafTable
 from pccheck.leaves import KindTable
 from pccheck.manifest import ChunkEntry, encode_metadata
-from pccheck.plan import Layout, lay_out
+from pccheck.plan import Layout
 from pccheck.structure import Structure, picker
 
 MAX_LINK = 4096  # characters
@@ -31,14 +32,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 @final
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Prepared:
     """One state, ready to be captured. `encode_manifest` reads none of the caller's memory.
 
     Args:
         step: the caller's label.
         layout: where the bytes go; the same object as long as the structure is.
-        addresses: where each piece of the layout begins in host memory.
+        addresses: where each piece of the layout begins in host memory; a NumPy array of uint64.
         keep: what keeps these addresses valid; to be dropped when everything is captured.
         stable: nobody but pccheck can change these bytes, so that `save()` need not wait for the capture.
         manifest_room: bytes that the manifest takes at most, a multiple of PAGE.
@@ -46,7 +47,7 @@ class Prepared:
 
     step: int
     layout: Layout
-    addresses: Addresses
+    addresses: Sequence[int]
     keep: object = field(repr=False)
     stable: bool
     manifest_room: int
@@ -113,19 +114,24 @@ class Planner:
         """
         about = encode_metadata(metadata)
         plan = self._plan
-        if plan is not None:
-            found = plan.structure.match(state)
-            bound = None if found is None else plan.bind(found)
-            if bound is not None:
-                return plan.prepared(bound, step, about)
-            self._plan = None  # before the next one is made: both together would take twice the memory
-        plan = _Plan(state, self._kind_of, self._chunk_bytes)
-        found = plan.structure.match(state)
-        bound = None if found is None else plan.bind(found)
-        if bound is None:
-            raise _changed()
-        self._plan = plan
-        return plan.prepared(bound, step, about)
+        prepared = None if plan is None else plan.prepare(state, step, about)
+        if prepared is not None:
+            return prepared
+        self._plan = None
+        shape = _Shape(state, self._kind_of)
+        for table in self._tables(plan, *shape.take_leaves()):
+            plan = _Plan(shape, table)
+            prepared = plan.prepare(state, step, about)
+            if prepared is not None:
+                self._plan = plan
+                return prepared
+        raise _changed()
+
+    def _tables(self, plan: _Plan | None, leaves: list[Any], paths: list[str]) -> Iterator[LeafTable]:
+        """Give the old table where only values around the leaves changed (a list of losses grows), then a new one."""
+        if plan is not None and plan.table.names(leaves, paths):
+            yield plan.table
+        yield LeafTable(leaves, paths, self._kind_of, self._chunk_bytes)
 
 
 def _changed() -> UsageError:
@@ -136,84 +142,95 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-@dataclass
-class _Bound:
-    """What one save adds to its plan."""
-
-    addresses: Addresses
-    keep: list[object]
-    tree: bytes
-    values: int
-
-
 class _Plan:
-    """All that stays the same while the structure does. Keeps no leaf alive; `values` are small."""
+    """A shape and a table of leaves that belong together. Keeps no leaf alive."""
 
-    def __init__(self, state: object, kind_of: KindTable, chunk_bytes: int) -> None:
+    def __init__(self, shape: _Shape, table: LeafTable) -> None:
+        self.shape, self.table = shape, table
+        self.picks = [picker([shape.leaf_places[i] for i in rows]) for rows in table.rows]
+
+    def prepare(self, state: object, step: int, metadata: bytes) -> Prepared | None:
+        """Prepare a state of this plan; None if it is of another."""
+        found = self.shape.structure.match(state)
+        tree_json = None if found is None else self.shape.encode(found)
+        bound = None if found is None or tree_json is None else self.table.bind([pick(found) for pick in self.picks])
+        if bound is None or tree_json is None:
+            return None
+        (addresses, keep), layout = bound, self.table.layout
+        room = len(tree_json) + len(self.table.json) + len(metadata)
+        room += 40 * self.shape.values  # so that numbers may get longer without a larger slot
+        room += 224 * len(layout.chunks) + 6 * (MAX_LINK + MAX_WRITER) + 1024
+        parts = {"metadata": metadata, "tree": tree_json, "leaves": self.table.json}
+        return Prepared(
+            step=step, layout=layout, addresses=cast("Sequence[int]", addresses), keep=keep, stable=self.table.stable,
+            manifest_room=format.padded(room), _parts={name: msgspec.Raw(part) for name, part in parts.items()},
+        )  # fmt: skip
+
+
+class _Shape:
+    """How a state is built, and its small values. Keeps no leaf alive once these are taken."""
+
+    def __init__(self, state: object, kind_of: KindTable) -> None:
         values: list[Any] = []
 
         def hole(value: Any) -> msgspec.Raw:
             values.append(value)
             return _HOLE
 
-        skeleton, leaves, paths = tree.flatten(state, lambda v: kind_of(v) is not None, hole)
-        self.fragments = _encode(skeleton).split(b"\0")
-        self.floats = [i for i, v in enumerate(values) if type(v) in (float, complex)]  # -0.0 == 0.0
-        self.values: tuple[Sequence[Any], list[bytes]] = ((), [])
+        skeleton, leaves, self._paths = tree.flatten(state, lambda v: kind_of(v) is not None, hole)
+        self._leaves: list[Any] = leaves
+        self._fragments = _encode(skeleton).split(b"\0")
+        self._floats = [i for i, v in enumerate(values) if type(v) is float]
+        self._complex = [i for i, v in enumerate(values) if type(v) is complex]
+        self._known: _Values | None = None
+        self.values = len(values)
 
         self.structure = Structure(state)
-        found = self.structure.match(state)
-        places = _leaf_places(found, self.structure.order, leaves)
-        self.pick_values = picker([i for i, is_leaf in zip(self.structure.order, places, strict=True) if not is_leaf])
-        leaf_places = list(compress(self.structure.order, places))
-        if len(leaf_places) != len(leaves) or len(self.structure.order) != len(leaves) + len(values):
+        found, order = self.structure.match(state), self.structure.order
+        is_leaf = _leaf_places(found, order, leaves)
+        self.leaf_places = list(compress(order, is_leaf))
+        places = list(compress(order, map(operator.not_, is_leaf)))
+        self._pick = picker(places)
+        if len(self.leaf_places) != len(leaves) or len(places) != len(values):
             raise _changed()
 
-        table = LeafTable(leaves, paths, kind_of)
-        self.layout = lay_out(table.lengths, chunk_bytes)
-        self.leaves = _encode(table.entries(self.layout))
-        self.groups = [LeafGroup(kind, rows, leaves, leaf_places, table) for kind, rows in table.rows.items()]
-        self.stable = table.stable
+    def take_leaves(self) -> tuple[list[Any], list[str]]:
+        """Give the leaves and paths that were found, once."""
+        taken = self._leaves, self._paths
+        self._leaves, self._paths = [], []
+        return taken
 
-    def bind(self, found: list[Any]) -> _Bound | None:
-        """Take from a state of this structure what changes from save to save; None if the plan does not fit it."""
-        values = self._encode_values(self.pick_values(found))
-        if values is None:
-            return None
-        addresses: Addresses = np.zeros(len(self.layout.pieces), np.uint64)
-        keep: list[object] = []
-        for group in self.groups:
-            if not group.bind(found, addresses, keep):
-                return None
-        parts = [b""] * (2 * len(values) + 1)
-        parts[0::2], parts[1::2] = self.fragments, values
-        return _Bound(addresses, keep, b"".join(parts), len(values))
+    def encode(self, found: list[Any]) -> bytes | None:
+        """Give the tree as JSON; None if a string got so long that it is a leaf now.
 
-    def prepared(self, bound: _Bound, step: int, metadata: bytes) -> Prepared:
-        """Give the whole."""
-        room = len(bound.tree) + len(self.leaves) + len(metadata)
-        room += 40 * bound.values  # so that numbers may get longer without a larger slot
-        room += 224 * len(self.layout.chunks) + 6 * (MAX_LINK + MAX_WRITER) + 1024
-        parts = {"metadata": metadata, "tree": bound.tree, "leaves": self.leaves}
-        return Prepared(
-            step=step, layout=self.layout, addresses=bound.addresses, keep=bound.keep, stable=self.stable,
-            manifest_room=format.padded(room), _parts={name: msgspec.Raw(part) for name, part in parts.items()},
-        )  # fmt: skip
-
-    def _encode_values(self, values: Sequence[Any]) -> list[bytes] | None:
-        """Encode the small values; those that are as they were are not encoded again."""
-        before, encoded = self.values
-        if len(before) != len(values):
+        Values that are as they were are not encoded again: those that compare equal, but floats by their bits.
+        """
+        values, known = self._pick(found), self._known
+        floats = np.fromiter((values[i] for i in self._floats), np.float64, len(self._floats)).view(np.uint64)
+        if known is None:
             encoded = [_encode(nodes.encode_value(v)) for v in values]
         else:
-            encoded = encoded.copy()
-            for i in {*self.floats, *compress(range(len(values)), map(operator.ne, values, before))}:
+            encoded = known.encoded.copy()
+            changed = {*compress(range(len(values)), map(operator.ne, values, known.values)), *self._complex}
+            changed.update(self._floats[i] for i in np.flatnonzero(floats != known.floats))
+            for i in changed:
                 value = values[i]
                 if type(value) in (str, bytes) and len(value) > SMALL_BYTES:
                     return None
                 encoded[i] = _encode(nodes.encode_value(value))
-        self.values = (values, encoded)
-        return encoded
+        self._known = _Values(values, floats, encoded)
+        parts = [b""] * (2 * len(encoded) + 1)
+        parts[0::2], parts[1::2] = self._fragments, encoded
+        return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The small values of the last save, and their JSON."""
+
+    values: Sequence[Any]
+    floats: NDArray[np.uint64]  # the bits of the floats among them
+    encoded: list[bytes]
 
 
 def _leaf_places(found: list[Any] | None, order: list[int], leaves: list[Any]) -> list[bool]:

@@ -21,6 +21,8 @@ _STATE_STYLES = {"published": "bold green", "unreadable": "bold red", "filling":
 _VERDICT_STYLES = {"ok": "green", "damaged": "bold red", "reused": "yellow", "-": "dim"}
 _METADATA_CHARACTERS = 300
 _LEAVES_SHOWN = 8
+_LEFT = ("file", "state", "verdict")
+_WIDE = 100  # columns from which on there is room for what one can do without
 
 
 def plain(text: str) -> str:
@@ -48,8 +50,8 @@ def show(reports: list[StoreReport], console: Console, *, verify: bool, now_s: f
     text.stylize("bold green" if exit_code(reports) == 0 else "bold red")
     if empty and len(reports) > 1:
         text.append(f"; {_count(empty, 'store')} without a valid checkpoint", "bold red")
-    if not verify and valid:
-        text.append("  (payloads were not read; --verify reads them)", "dim")
+    if valid:
+        text.append("  (every byte verified)" if verify else "  (payloads not read; --verify reads them)", "dim")
     console.print(text, soft_wrap=True)
 
 
@@ -58,11 +60,13 @@ def _show_store(report: StoreReport, console: Console, now_s: float) -> None:
     if report.check is not None:
         for label, value, style in _header(report, report.check):
             console.print(Text.assemble((f"  {label:<10}", "dim"), (plain(value), style)), soft_wrap=True)
+    console.print()
     if report.slots:
-        console.print(_table(report.slots, now_s))
+        console.print(_table(report.slots, now_s, wide=console.width >= _WIDE))
     else:
-        console.print("  no slot files yet\n")
-    shown = [s for s in report.slots if s.metadata]
+        console.print("  no slot files yet")
+    console.print()
+    shown = list({slot.identity: slot for slot in report.slots if slot.metadata}.values())
     for slot in shown:
         line = plain(json.dumps(slot.metadata, ensure_ascii=False))
         if len(line) > _METADATA_CHARACTERS:
@@ -97,19 +101,16 @@ def _header(report: StoreReport, check: CheckFacts) -> Iterable[tuple[str, str, 
         yield "abandoned", f"counters {ranges}", "magenta"
 
 
-def _table(slots: Iterable[SlotReport], now_s: float) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    table.add_column("file", no_wrap=True, overflow="fold")
-    for name in ("step", "counter", "run"):
-        table.add_column(name, justify="right", no_wrap=True, overflow="fold")
-    table.add_column("state", no_wrap=True)
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("age", justify="right", no_wrap=True)
-    table.add_column("leaves", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+def _table(slots: Iterable[SlotReport], now_s: float, *, wide: bool) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), show_edge=False)
+    names = ["file", "step", "counter", "run", "state", "size", "age", "verdict"]
+    if wide:
+        names[7:7] = ["saved (UTC)", "leaves"]
+    for name in names:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, overflow="fold")
     for slot in slots:
         size = slot.file_bytes if slot.payload_bytes is None else slot.payload_bytes
-        verdict = "ok, verified" if slot.verified and slot.verdict == "ok" else slot.verdict
+        saved = (_iso(slot.time_ns) or "-")[:19].replace("T", " ")
         table.add_row(
             Text(plain(slot.name)),
             _number(slot.step),
@@ -118,8 +119,8 @@ def _table(slots: Iterable[SlotReport], now_s: float) -> Table:
             Text(slot.state, _STATE_STYLES.get(slot.state, "")),
             _size(size),
             _age(slot.time_ns, now_s),
-            _number(slot.leaves),
-            Text(verdict, _VERDICT_STYLES[slot.verdict]),
+            *((saved, _number(slot.leaves)) if wide else ()),
+            Text(slot.verdict, _VERDICT_STYLES[slot.verdict]),
         )
     return table
 

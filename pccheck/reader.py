@@ -22,6 +22,7 @@ from pccheck.medium import Medium
 Progress = Callable[[int], None]
 
 DEFAULT_THREADS = 4
+MAX_MANIFEST_BYTES = 1 << 31  # 10 million leaves; a sparse file may claim anything
 _VERIFY_BYTES = 64 << 20  # buffer of a verification, unless one chunk is larger
 _RECORD_READS = 4
 
@@ -63,6 +64,8 @@ def read_manifest(medium: Medium, record: Record) -> Manifest:
         raise FormatError(f"{medium.path} holds no checkpoint: its record says {record.state.name.lower()}")
     try:
         format.check_geometry(record, medium.size())
+        if record.manifest_bytes > MAX_MANIFEST_BYTES:
+            raise FormatError(f"the record claims a manifest of {record.manifest_bytes:,} bytes; 2 GiB are the most")
         data = _read(medium, record.manifest_offset, record.manifest_bytes)
     except (FormatError, MediumError) as error:
         confirm(medium, record)

@@ -9,25 +9,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pccheck import tree
+from pccheck import assembly
 from pccheck.errors import (
     ContentError,
     DamagedError,
     FormatError,
     MediumError,
+    MismatchError,
     NoValidCheckpointError,
     ReusedError,
     StepNotFoundError,
 )
-from pccheck.format import Record
+from pccheck.format import Record, SlotState
 from pccheck.kinds import kind_of
-from pccheck.leaves import KindTable
+from pccheck.leaves import ABSENT, KindTable
 from pccheck.listing import Listing
 from pccheck.manifest import Manifest
 from pccheck.medium import Medium
-from pccheck.reader import DEFAULT_THREADS, confirm, read_manifest, read_payload
+from pccheck.reader import DEFAULT_THREADS, confirm, read_manifest, read_payload, read_record
 
-ATTEMPTS = 10
+ATTEMPTS = 20
 _LOCK_AFTER = 2  # lost races; from then on the slot is locked while it is read
 
 
@@ -116,16 +117,18 @@ def load_newest(
     where: str,
     step: int | None = None,
     fallback: bool = True,
+    accept: Callable[[Manifest], None] = lambda manifest: None,
     threads: int = DEFAULT_THREADS,
 ) -> Loaded | None:
     """Give the newest checkpoint that verifies, with all of its bytes; None only where no sealed record is.
 
     Args:
-        look: lists the store; called again whenever a slot was reused while it was being read, at most 10 times.
+        look: lists the store; called again whenever a slot was reused while it was being read, at most 20 times.
         open_medium: opens a file of the listing by its name.
         where: names the store in errors.
         step: only checkpoints of this step, those on abandoned branches last; None = the newest of any.
         fallback: pass over what does not verify; False = raise instead.
+        accept: called with a manifest before its payload is read; what it raises is raised.
         threads: how many chunks are read at once.
 
     Raises:
@@ -143,7 +146,9 @@ def load_newest(
             for candidate in wanted:
                 if candidate.record.identity in passed:
                     continue
-                outcome = _load(candidate, open_medium, threads, lock=attempt >= _LOCK_AFTER)
+                # By step, a slot must not be held: what it is refilled with may be of another step.
+                lock = attempt >= _LOCK_AFTER and step is None
+                outcome = _load(candidate, open_medium, accept, threads, lock=lock)
                 if isinstance(outcome, Loaded):
                     return _with_skipped(outcome, _unreadable(listing), passed.values())
                 if not fallback:
@@ -166,27 +171,41 @@ def load_newest(
     )
 
 
-def assemble(
-    loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, partial: bool = False
-) -> Restored:
+def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, partial: bool = False) -> Restored:
     """Give the state of a loaded checkpoint, in the shape of `like` where that is given.
 
     Raises:
         MismatchError: it does not fit `like`, and `partial` is off.
         FormatError: a leaf is not what its kind can build.
     """
-    manifest = loaded.manifest
-    values: list[Any] = []
-    for entry in manifest.leaves:
-        kind = kinds.named(entry.kind) or kinds.named("numpy")
-        values.append(kind.build(entry.spec(), loaded.payload[entry.offset : entry.offset + entry.nbytes]))
+    leaves, payload = loaded.manifest.leaves, loaded.payload
+    state, mismatches = assembly.assemble(
+        loaded.manifest,
+        lambda index: payload[leaves[index].offset : leaves[index].offset + leaves[index].nbytes],
+        kinds,
+        like=ABSENT if like is None else like,
+        partial=partial,
+    )
     return Restored(
         step=loaded.record.step,
         counter=loaded.record.counter,
-        state=tree.unflatten(manifest.tree, values),
-        metadata=dict(manifest.metadata),
+        state=state,
+        metadata=dict(loaded.manifest.metadata),
         skipped=loaded.skipped,
+        mismatches=mismatches,
     )
+
+
+def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> Callable[[Manifest], None]:
+    """Give an `accept` for `load_newest` that raises MismatchError for a checkpoint that does not fit `like`."""
+
+    def accept(manifest: Manifest) -> None:
+        if like is not None and not partial:
+            mismatches = assembly.fit_of(manifest, like, kinds).mismatches
+            if mismatches:
+                raise MismatchError(mismatches)
+
+    return accept
 
 
 def _wanted(found: list[Candidate], step: int | None, where: str) -> list[Candidate]:
@@ -200,7 +219,12 @@ def _wanted(found: list[Candidate], step: int | None, where: str) -> list[Candid
 
 
 def _load(
-    candidate: Candidate, open_medium: Callable[[str], Medium], threads: int, *, lock: bool
+    candidate: Candidate,
+    open_medium: Callable[[str], Medium],
+    accept: Callable[[Manifest], None],
+    threads: int,
+    *,
+    lock: bool,
 ) -> Loaded | DamagedError | FormatError | MediumError:
     """Read one checkpoint under the first of its names that verifies; the first error if none does."""
     first: DamagedError | FormatError | MediumError | None = None
@@ -213,18 +237,30 @@ def _load(
             first = first or error
             continue
         try:
-            if lock and not medium.lock_shared():
-                raise ReusedError(f"{name} is being given to a newer checkpoint; read again")
-            confirm(medium, candidate.record)
-            manifest = read_manifest(medium, candidate.record)
+            record = _hold(medium, candidate.record) if lock else candidate.record
+            confirm(medium, record)
+            manifest = read_manifest(medium, record)
+            accept(manifest)
             payload = read_payload(medium, manifest, threads=threads)
-            return Loaded(record=candidate.record, name=name, manifest=manifest, payload=payload)
+            return Loaded(record=record, name=name, manifest=manifest, payload=payload)
         except (DamagedError, FormatError, MediumError) as error:
             first = first or error
         finally:
             medium.close()
     assert first is not None, "a candidate has at least one name"
     return first
+
+
+def _hold(medium: Medium, record: Record) -> Record:
+    """Lock a slot against its writer until the medium is closed, and give the record it holds now: it, or a newer one.
+
+    A writer that is faster than a reader would otherwise win every race.
+    """
+    if medium.lock_shared():
+        now = read_record(medium)
+        if now is not None and now.state == SlotState.SEALED and now.counter >= record.counter:
+            return now
+    raise ReusedError(f"{medium.path} is being given to a newer checkpoint; read again")
 
 
 def _with_skipped(loaded: Loaded, unreadable: Iterable[Skipped], passed: Iterable[Skipped]) -> Loaded:
@@ -243,8 +279,8 @@ def _unreadable(listing: Listing) -> list[Skipped]:
     found = []
     for file in listing.files:
         if file.problem is not None:
-            record = file.record
-            found.append(Skipped(record and record.counter, record and record.step, file.name, file.problem))
+            counter, step = (None, None) if file.record is None else (file.record.counter, file.record.step)
+            found.append(Skipped(counter, step, file.name, file.problem))
     return found
 
 

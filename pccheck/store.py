@@ -13,9 +13,9 @@ from pccheck import retention
 from pccheck.books import Books
 from pccheck.check import Check
 from pccheck.coordination import Coordinator
-from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError
+from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken
 from pccheck.events import Event, Grew, Released
-from pccheck.format import Record, SlotState
+from pccheck.format import Record, SlotState, word_counter
 from pccheck.history import History
 from pccheck.ledger import Entry, State
 from pccheck.medium import Medium
@@ -58,6 +58,7 @@ class Store:
         self._store_id, self._wanted, self._keep = opened.store_id, in_flight + keep, keep
         self.slots = Slots(volume, opened.media)
         self.books = Books(check, opened.ledger, opened.kept, opened.next_counter)
+        self._dead: set[int] = set()  # quarantined slots whose file is to be removed; guarded by `files_lock`
         self.history = History(volume, self.books, self.slots)
 
     @property
@@ -87,8 +88,13 @@ class Store:
         with self.books.files_lock:
             with self.books.lock:
                 self.books.check.assert_mine()
+            self._bury()
+            missing = max(0, self._wanted - usable)
+            needed, free = self.slots.missing_bytes(slot_bytes, missing), self._volume.free_bytes()
+            if needed > free > 0:  # all or nothing: half of it would be taken from others and serve nobody; 0 = unknown
+                raise CapacityError(self.path, needed, free)
             self.slots.allocate(slot_bytes)
-            self._add(self._wanted - usable)
+            self._add(missing)
 
     def reserve(self, counter: int, step: int) -> Record:
         """Take a free slot for a checkpoint and give its "filling" record, to be made durable before any payload."""
@@ -123,12 +129,30 @@ class Store:
         with self.books.files_lock:
             if self._free_slots():
                 return
+            self._settle_word()
+            if self._free_slots():
+                return
             # What another process left is verified, the newest first, before any of it is overwritten.
             for entry in self.books.whole():
                 if not entry.verified and self._verified(entry) and self._free_slots():
                     return
             self._add(1)
             self._notify(Grew(step=0, counter=0, slots=len(self.books.entries())))
+
+    def _settle_word(self) -> None:
+        """Make the word durable whose sync failed in an earlier save: until then all that is newer needs a slot.
+
+        It is put there anew first, because after a failed sync the kernel calls the page clean.
+        """
+        check = self.books.check
+        with self.books.lock:
+            counter = word_counter(check.word)
+            if self._coordinator.world > 1 or counter <= self.books.agreed:
+                return
+            check.point_at(check.word)
+        check.sync()
+        with self.books.lock:
+            self.books.agreed = max(self.books.agreed, counter)
 
     def _add(self, count: int) -> None:
         made = self.slots.create(max(0, count))
@@ -183,8 +207,12 @@ class Store:
 
     def release(self, agreed: int = 0) -> None:
         """Free what retention says, now that every rank holds the checkpoint `agreed` (0 = no news)."""
-        with self.books.lock:
-            self.books.agreed = max(self.books.agreed, agreed)
+        try:
+            with self.books.lock:
+                self.books.check.assert_mine()
+                self.books.agreed = max(self.books.agreed, agreed)
+        except StoreTaken:
+            return  # whoever took the store may use any of these slots; what was committed before that is durable
         with self.books.files_lock:
             self._free_slots()
             self._trim()
@@ -210,7 +238,15 @@ class Store:
             spare = [e.slot for e in usable if e.state is State.FREE][::-1][: max(0, len(usable) - self._wanted)]
             for slot in spare:
                 self.books.ledger.retire(slot)
-        self.slots.remove(spare)
+        while spare:
+            try:
+                self.slots.remove(spare[-1])
+            except BaseException:
+                with self.books.lock:
+                    for slot in spare:
+                        self.books.ledger.add(slot)
+                raise
+            spare.pop()
 
     def fail(self, record: Record, *, quarantine: bool, reachable: bool) -> None:
         """Take back a save that failed.
@@ -235,6 +271,24 @@ class Store:
             else:
                 self.books.ledger.fail(record.slot)
         self.slots[record.slot].unlock()
+        if quarantine and reachable:
+            with self.books.files_lock:
+                self._dead.add(record.slot)
+                try:
+                    self._bury()
+                except MediumError:
+                    pass  # the next save, which needs a slot in its place, tries again and meets the cause
+
+    def _bury(self) -> None:
+        """Remove the files of quarantined slots that nobody writes to any more.
+
+        Else a disk whose syncs go on failing would lose the space of one slot more with every save.
+        """
+        for slot in sorted(self._dead):
+            self.slots.remove(slot)
+            with self.books.lock:
+                self.books.ledger.retire(slot)
+            self._dead.remove(slot)
 
     def close(self) -> None:
         """Close every file and give the lock back."""

@@ -37,7 +37,10 @@ def flatten(
         UnsupportedLeafError: something cannot be stored exactly: another type, a cycle, more than MAX_DEPTH levels.
     """
     apart = _Apart(is_leaf, on_value)
-    skeleton = apart.node(state, "", 0)
+    try:
+        skeleton = apart.node(state, "", 0)
+    except RecursionError:
+        raise _refused("", state, "it is nested too deeply for what is left of the interpreter's stack here") from None
     if len(set(apart.paths)) != len(apart.paths):
         path = next(p for p, n in collections.Counter(apart.paths).items() if n > 1)
         raise UnsupportedLeafError(path, "dict", "two of its keys cannot be told apart (two nan?)")
@@ -109,12 +112,9 @@ class _Apart:
         for key, child in value.items():
             try:
                 code = nodes.encode_key(key)
-            except TypeError:
-                name = type(key).__name__
-                raise _refused(
-                    path, value, f"it has a key {key!r:.80} of type {name}; keys are str, int, float, complex, bool, "
-                    "None, bytes and tuples of these",
-                ) from None  # fmt: skip
+            except TypeError as error:
+                reason = f"a key of it cannot be stored: {error}; keys are str, int, float, complex, bool, None, bytes "
+                raise _refused(path, value, reason + "and tuples of these") from None
             items.append((code, self.node(child, _below(path, paths.component(key), depth), depth)))
         return items
 

@@ -1,31 +1,20 @@
-"""A read-only view of a store or of one slot file (floor 3: imports restoring, places, kinds and below)."""
+"""A read-only view of a store or of one slot file (floor 3: imports floors 0 to 2)."""
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
-from pccheck.errors import (
-    ClosedError,
-    ContentError,
-    MediumError,
-    NoValidCheckpointError,
-    ReusedError,
-    StepNotFoundError,
-    UsageError,
-)
-from pccheck.format import Record
-from pccheck.kinds import kind_of
-from pccheck.manifest import Manifest
+from pccheck.errors import ClosedError, NoValidCheckpointError, ReusedError, StepNotFoundError, UsageError
+from pccheck.listing import Listing
 from pccheck.medium import Medium
 from pccheck.places import Place, locate
-from pccheck.reader import confirm, read_leaves, read_manifest, read_payload
-from pccheck.restoring import ATTEMPTS, Candidate, Loaded, Restored, Skipped, assemble, candidates, load_newest
+from pccheck.restoring import ATTEMPTS, Candidate, Restored, Skipped, assemble, candidates, fitting, load_newest
+from pccheck.stored import Checkpoint, open_checkpoint
 
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -113,7 +102,9 @@ class View:
         self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False
     ) -> Restored | None:
         """Give the newest checkpoint that verifies (of a step), as `Checkpointer.restore` does, and change nothing."""
-        loaded = load_newest(self._look, self._open, where=self.path, step=step, fallback=fallback)
+        loaded = load_newest(
+            self._look, self._open, where=self.path, step=step, fallback=fallback, accept=fitting(like, partial=partial)
+        )
         return None if loaded is None else assemble(loaded, like=like, partial=partial)
 
     def __getitem__(self, path: str) -> Any:
@@ -150,7 +141,7 @@ class View:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Any:
+    def _look(self) -> Listing:
         if self._closed:
             raise ClosedError(f"the view of {self.path} is closed; open it again")
         return self._place.look()
@@ -164,7 +155,7 @@ class View:
     def _entries(self) -> list[Entry]:
         found = []
         for candidate in self._offered():
-            read = _read(self._open, candidate)
+            read = open_checkpoint(self._open, candidate)
             if not isinstance(read, Checkpoint):
                 continue
             record = candidate.record
@@ -191,7 +182,7 @@ class View:
                 raise StepNotFoundError(step, sorted(steps), self.path)
         skipped = []
         for candidate in wanted:
-            read = _read(self._open, candidate)
+            read = open_checkpoint(self._open, candidate)
             if isinstance(read, Checkpoint):
                 return read
             skipped.append(Skipped(candidate.record.counter, candidate.record.step, candidate.names[0], str(read)))
@@ -200,119 +191,10 @@ class View:
         raise UsageError(f"{self.path} holds no checkpoint")
 
     def _retry(self, attempt: Callable[[], T]) -> T:
-        """Try again, at most 10 times, where a writer gave a slot to a newer checkpoint meanwhile."""
+        """Try again, at most 20 times, where a writer gave a slot to a newer checkpoint meanwhile."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return attempt()
             except ReusedError:
                 continue
         return attempt()
-
-
-@final
-class Checkpoint:
-    """One checkpoint of a view; its payload is read when it is asked for. Thread-safe.
-
-    A writer may give its slot to a newer checkpoint: reading then raises ReusedError.
-    """
-
-    def __init__(self, open_medium: Callable[[str], Medium], name: str, record: Record, manifest: Manifest) -> None:
-        self._open, self._manifest, self._record = open_medium, manifest, record
-        self.name = name
-        self.step, self.counter = record.step, record.counter
-
-    def __repr__(self) -> str:
-        return f"<Checkpoint step {self.step}, counter {self.counter} in {self.name}>"
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What was saved beside the state."""
-        return dict(self._manifest.metadata)
-
-    def paths(self) -> list[str]:
-        """Give the paths of the leaves, in the order of the state."""
-        return [leaf.path for leaf in self._manifest.leaves]
-
-    def state(self, like: Any = None, partial: bool = False) -> Any:
-        """Give the whole state, every byte verified; `restore` gives the mismatches of `partial` as well."""
-        return self.restore(like=like, partial=partial).state
-
-    def restore(self, like: Any = None, partial: bool = False) -> Restored:
-        """Give the whole state, every byte verified, in the shape of `like`.
-
-        Raises:
-            DamagedError: a byte fails its digest.
-            MismatchError: it does not fit `like`.
-            ReusedError: the slot was given to a newer checkpoint.
-            MediumError: it cannot be read.
-        """
-        medium = self._opened()
-        try:
-            payload = read_payload(medium, self._manifest)
-        finally:
-            medium.close()
-        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, payload=payload)
-        return assemble(loaded, like=like, partial=partial)
-
-    def __getitem__(self, path: str) -> Any:
-        return self.read([path])[0]
-
-    def read(self, paths: Sequence[str]) -> list[Any]:
-        """Give single leaves; only the chunks that they lie in are read, and all of those are verified.
-
-        Raises:
-            KeyError: there is no such leaf.
-            DamagedError, ReusedError, MediumError: as `restore`.
-        """
-        known = {leaf.path: index for index, leaf in enumerate(self._manifest.leaves)}
-        for path in paths:
-            if path not in known:
-                near = difflib.get_close_matches(str(path), known, 3)
-                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; see paths()"
-                raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
-        indices = [known[path] for path in paths]
-        medium = self._opened()
-        try:
-            parts = read_leaves(medium, self._manifest, indices)
-        finally:
-            medium.close()
-        specs = [self._manifest.leaves[index].spec() for index in indices]
-        return [kind_of.named(spec.kind).build(spec, part) for spec, part in zip(specs, parts, strict=True)]
-
-    def _opened(self) -> Medium:
-        try:
-            medium = self._open(self.name)
-        except MediumError as error:
-            if isinstance(error.cause, FileNotFoundError):
-                raise ReusedError(f"{self.name} was removed since it was looked at; look again") from error
-            raise
-        try:
-            confirm(medium, self._record)
-        except BaseException:
-            medium.close()
-            raise
-        return medium
-
-
-def _read(open_medium: Callable[[str], Medium], candidate: Candidate) -> Checkpoint | ContentError | MediumError:
-    """Read a candidate's manifest under the first of its names that gives it, or give the first error."""
-    first: ContentError | MediumError | None = None
-    for name in candidate.names:
-        try:
-            medium = open_medium(name)
-        except (ContentError, MediumError) as error:
-            if isinstance(error, MediumError) and isinstance(error.cause, FileNotFoundError):
-                raise ReusedError(f"{name} was removed while the store was being read; read again") from error
-            first = first or error
-            continue
-        try:
-            confirm(medium, candidate.record)
-            return Checkpoint(open_medium, name, candidate.record, read_manifest(medium, candidate.record))
-        except ReusedError:
-            raise
-        except (ContentError, MediumError) as error:
-            first = first or error
-        finally:
-            medium.close()
-    assert first is not None, "a candidate has at least one name"
-    return first

@@ -226,7 +226,7 @@ def _describe_plain(value: Any) -> LeafSpec:
 
 def _build_plain(spec: LeafSpec) -> Any:
     told = spec.extra.get("value")
-    if spec.dtype == "torch.Size" and isinstance(told, list) and all(type(n) is int for n in told):
+    if spec.dtype == "torch.Size" and isinstance(told, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in told):
         return torch.Size(told)
     if spec.dtype == "torch.dtype" and isinstance(told, str) and told.removeprefix("torch.") in DTYPES:
         return DTYPES[told.removeprefix("torch.")]

@@ -76,8 +76,7 @@ typedef struct pcc_pool {
   uint8_t *base;       /* one anonymous mapping, 2 MiB aligned */
   size_t buffer_bytes; /* multiple of PCC_PAGE */
   int count, free_count;
-  int *free_list;        /* a stack, so that a warm buffer is used next */
-  atomic_bool populated; /* nothing is left to do for the populating thread */
+  int *free_list; /* a stack, so that a warm buffer is used next */
 } pcc_pool;
 
 int pcc_pool_open(pcc_pool *pool, int count, size_t buffer_bytes);

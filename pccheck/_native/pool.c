@@ -60,16 +60,14 @@ int pcc_pool_open(pcc_pool *pool, int count, size_t buffer_bytes) {
   size_t bytes = (size_t)count * buffer_bytes, reserved = bytes + HUGE_PAGE;
   if (count < 1 || buffer_bytes == 0 || buffer_bytes % PCC_PAGE || bytes / buffer_bytes != (size_t)count) return EINVAL;
   *pool = (pcc_pool){.buffer_bytes = buffer_bytes, .count = count, .free_count = count};
-  atomic_init(&pool->populated, false);
-  pool->free_list = malloc((size_t)count * sizeof *pool->free_list);
-  if (!pool->free_list) return ENOMEM;
-  for (int i = 0; i < count; i++) pool->free_list[i] = count - 1 - i; /* buffer 0 is populated, and taken, first */
   uint8_t *raw = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (raw == MAP_FAILED) {
-    int error = errno;
-    free(pool->free_list);
-    return error;
+  if (raw == MAP_FAILED) return errno;
+  pool->free_list = malloc((size_t)count * sizeof *pool->free_list);
+  if (!pool->free_list) {
+    munmap(raw, reserved);
+    return ENOMEM;
   }
+  for (int i = 0; i < count; i++) pool->free_list[i] = count - 1 - i; /* buffer 0 is populated, and taken, first */
   size_t head = -(uintptr_t)raw & (HUGE_PAGE - 1);
   if (head) munmap(raw, head);
   munmap(raw + head + bytes, reserved - head - bytes);
@@ -86,9 +84,8 @@ void pcc_pool_populate(pcc_pool *pool, const atomic_bool *stop) {
     if (madvise(pool->base + at, step, MADV_POPULATE_WRITE)) break; /* an old kernel: the first round will fault */
   }
 #else
-  (void)stop;
+  (void)pool, (void)stop;
 #endif
-  atomic_store(&pool->populated, true);
 }
 
 void pcc_pool_close(pcc_pool *pool) {

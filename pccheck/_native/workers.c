@@ -77,9 +77,20 @@ void *pcc_copier(void *raw) {
 
 /* -- writers --------------------------------------------------------------------------------------------------------*/
 
-/* Write it all. Only tries that bring nothing forward count against `retries`. `*at` is where it stopped. */
-static int write_all(const pcc_sink *sink, const uint8_t *data, uint64_t length, uint64_t offset, int retries,
-                     int *tried, uint64_t *at) {
+/* What a thread does outside of the mutex: one write, that ends early when its job has failed elsewhere. */
+typedef struct attempt {
+  pcc_pipeline *pipeline;
+  pcc_job *job;
+  pcc_sink sink;
+  int tried;   /* out: tries that were in vain */
+  uint64_t at; /* out: where it stopped */
+} attempt;
+
+static bool given_up(const attempt *a) { return pcc_job_failure(a->pipeline, a->job).error != 0; }
+
+/* Write it all. Only tries that bring nothing forward count against the pipeline's `retries`. */
+static int write_all(attempt *a, const uint8_t *data, uint64_t length, uint64_t offset) {
+  const pcc_sink *sink = &a->sink;
   uint64_t done = 0;
   int futile = 0;
   while (done < length) {
@@ -93,11 +104,11 @@ static int write_all(const pcc_sink *sink, const uint8_t *data, uint64_t length,
         futile = 0;
         continue;
       }
-      error = EIO; /* less than a page, again and again */
+      error = EIO; /* less than a page: it may go on, but again and again it is what a full disk answers */
     }
-    *at = offset + done;
-    if (futile >= retries || !pcc_may_retry(error, futile++)) return error;
-    ++*tried;
+    a->at = offset + done;
+    if (futile >= a->pipeline->retries || given_up(a) || !pcc_may_retry(error, futile++)) return n > 0 ? ENOSPC : error;
+    a->tried++;
   }
   return 0;
 }
@@ -109,43 +120,40 @@ static int sync_mapping(uint8_t *mapping) {
 
 /* Bring the prologue to storage, durably, before the job's first payload byte is written. */
 static void write_prologue(pcc_pipeline *p, pcc_job *job) {
-  pcc_sink sink = job->sink;
+  attempt a = {.pipeline = p, .job = job, .sink = job->sink};
   pcc_operation operation = PCC_WRITE;
-  uint64_t at = 0;
-  int tried = 0, error = 0;
+  int error = 0;
   job->prologue_state = PCC_PROLOGUE_RUNNING;
   pthread_mutex_unlock(&p->mutex);
-  if (sink.mapping) {
-    memcpy(sink.mapping, job->prologue, PCC_PAGE);
+  if (a.sink.mapping) {
+    memcpy(a.sink.mapping, job->prologue, PCC_PAGE);
   } else {
-    error = write_all(&sink, job->prologue, PCC_PAGE, 0, p->retries, &tried, &at);
+    error = write_all(&a, job->prologue, PCC_PAGE, 0);
   }
   if (!error) {
     operation = PCC_SYNC; /* never tried again: after a failure nobody knows what the file holds */
-    error = sink.fd >= 0 ? pcc_sync(sink.fd) : sync_mapping(sink.mapping);
+    error = a.sink.fd >= 0 ? pcc_sync(a.sink.fd) : sync_mapping(a.sink.mapping);
   }
   pthread_mutex_lock(&p->mutex);
   job->prologue_state = PCC_PROLOGUE_DONE;
-  job->retries += tried;
-  if (error) pcc_job_fail(p, job, operation, error, operation == PCC_SYNC ? PCC_NOWHERE : at);
+  job->retries += a.tried;
+  if (error) pcc_job_fail(p, job, operation, error, operation == PCC_SYNC ? PCC_NOWHERE : a.at);
   pthread_cond_broadcast(&p->copiers_wake);
   pthread_cond_broadcast(&p->writers_wake);
   pcc_job_settle(p, job);
 }
 
 static void write_chunk(pcc_pipeline *p, pcc_job *job) {
-  int c = job->ready_head, buffer = job->buffer_of[c], tried = 0;
+  attempt a = {.pipeline = p, .job = job, .sink = job->sink};
+  int c = job->ready_head, buffer = job->buffer_of[c];
   job->ready_head = job->next_ready[c];
-  pcc_sink sink = job->sink;
   const pcc_chunk *chunk = &job->chunks[c];
-  uint64_t at = 0;
   pthread_mutex_unlock(&p->mutex);
-  int error =
-      write_all(&sink, pcc_pool_at(&p->pool, buffer), chunk->stored, chunk->file_offset, p->retries, &tried, &at);
+  int error = write_all(&a, pcc_pool_at(&p->pool, buffer), chunk->stored, chunk->file_offset);
   pthread_mutex_lock(&p->mutex);
-  job->retries += tried;
+  job->retries += a.tried;
   job->writes_left--;
-  if (error) pcc_job_fail(p, job, PCC_WRITE, error, at);
+  if (error) pcc_job_fail(p, job, PCC_WRITE, error, a.at);
   pcc_pool_give(&p->pool, buffer);
   pthread_cond_signal(&p->copiers_wake);
   pcc_job_settle(p, job);

@@ -99,7 +99,7 @@ class NativePipeline:
         buffers = max(2, buffer_bytes // padded(chunk_bytes))
         try:
             self._threads = NativeThreads(buffers, chunk_bytes, copiers, writers, retries)
-        except MemoryError:
+        except (MemoryError, OverflowError):
             raise MemoryError(
                 f"no memory for a pool of {buffers} buffers of {chunk_bytes:,} bytes; lower buffer_bytes"
             ) from None

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
+
 from pccheck import forks
 from pccheck.buffers import Buffer, BufferPool
 from pccheck.digest import xxh3_128
@@ -97,7 +99,9 @@ class PortablePipeline:
             raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {core.pool.buffer_bytes} bytes")
         if prologue is not None and len(prologue) != PAGE:
             raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
-        job = PortableJob(layout, tuple(addresses), keep, medium, prologue, core.changed, core.fail)
+        job = PortableJob(
+            layout, np.asarray(addresses, np.uint64).tolist(), keep, medium, prologue, core.changed, core.fail
+        )
         with core.changed:
             if core.stopping:
                 raise ClosedError("the pipeline was closed before this call")

@@ -85,7 +85,8 @@ class Schedule:
         """Let go of the caller's memory."""
         job.keep, job.addresses = None, ()
         with self.changed:
-            job.captured_at = time.monotonic()
+            if job.captured_at is None:
+                job.captured_at = time.monotonic()
             self._settle(job)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -129,14 +130,20 @@ class Schedule:
 
     def fail(self, job: PortableJob, error: BaseException) -> None:
         """Fail a job that has not ended; the first error stays. Its buffers that nobody writes go back at once."""
+        keep = None
         with self.changed:
             if job.ended_at is None and job.error is None:
                 job.error = error
+                if job in self.to_capture:  # it must not wait for captures before it
+                    self.to_capture.remove(job)
+                    job.captured_at = time.monotonic()
+                    keep, job.keep, job.addresses = job.keep, None, ()
                 for _, buffer in job.filled:
                     if buffer is not None:
                         self.pool.give_back(buffer)
                 job.filled.clear()
             self._settle(job)
+        del keep  # outside the lock: what the caller's objects do when they are freed is theirs
         self.pool.wake()  # its capture may wait for a buffer
 
     def _settle(self, job: PortableJob) -> None:

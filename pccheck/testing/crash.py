@@ -18,13 +18,13 @@ scenario finds a violation without it. Disks that recovery cannot tell apart are
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from pccheck.testing.disk import Image, SimulatedDisk, SyncInfo
+from pccheck.testing.disk import Image, Op, SimulatedDisk, SyncInfo
 from pccheck.testing.images import Enumerator, describe
+from pccheck.testing.report import Report, Violation
 from pccheck.testing.scenario import Promises, Run, Saved, Scenario, fingerprint, make_state, restore_and_save
 from pccheck.testing.simulated import SimulatedVolume
 from pccheck.testing.system import System
@@ -32,66 +32,6 @@ from pccheck.testing.system import System
 Mutation = str | Callable[[SyncInfo, str], bool]
 AFTER_STEP = 1_000_000  # the step of the save with which a disk is checked
 EXCERPT = 14
-
-
-@dataclass(frozen=True, kw_only=True)
-class Violation:
-    """One crash after which an invariant does not hold.
-
-    Args:
-        crash: "process death" or "power loss", and after what.
-        position: operations of the log before the crash.
-        fault: what does not hold.
-        lost: how the disk differs from what the process saw.
-        log: the operations up to the crash.
-    """
-
-    crash: str
-    position: int
-    fault: str
-    lost: tuple[str, ...]
-    log: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lost = "\n".join(f"    {line}" for line in self.lost)
-        return f"{self.fault}\n  {self.crash} at {self.position}:\n{lost}\n  after\n" + "\n".join(self.log)
-
-
-@dataclass(kw_only=True)
-class Report:
-    """What an exploration did and found.
-
-    Args:
-        positions: crash points looked at.
-        images: legal disks enumerated at them.
-        distinct: disks that recovery can tell apart, each checked once.
-        reopened: process deaths after which the store was reopened and explored on.
-        sampled: how often there were too many combinations to enumerate them all.
-        violations: the first few of each kind of fault.
-        violated: how many there were, by the first word of the fault: "I1", "I2", "I3".
-        syncs: how often each sync was called, by purpose, in the run itself.
-    """
-
-    positions: int = 0
-    images: int = 0
-    distinct: int = 0
-    reopened: int = 0
-    sampled: int = 0
-    violations: list[Violation] = field(default_factory=list)
-    violated: Counter[str] = field(default_factory=Counter)
-    syncs: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """Whether every invariant held after every crash."""
-        return not self.violated
-
-    def __str__(self) -> str:
-        head = (
-            f"{self.positions} crash points ({self.reopened} reopenings), {self.images} disks, {self.distinct} of them "
-            f"distinct, {self.sampled} times sampled; violations: {dict(self.violated) or 'none'}"
-        )
-        return "\n\n".join([head, *map(str, self.violations)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +54,7 @@ def explore(
     *,
     resumes: Sequence[Scenario] = (restore_and_save,),
     mutate: Mutation | None = None,
+    after_power_loss: int = 0,
     limit: int = 4096,
     samples: int = 64,
     seed: int = 0,
@@ -126,6 +67,8 @@ def explore(
         scenario: what to run; it must drain and close what it opens.
         system: what to run it on.
         resumes: what to run after process death and before power loss, one exploration each.
+        after_power_loss: of the disks that a first power loss may leave, resume on so many, drawn at random, and
+            explore a second power loss after every operation of that: a crash during recovery from a crash.
         mutate: purpose of the syncs to drop (as `system.classify` names them), or a function of sync and purpose.
         limit: up to so many combinations of unsynced units are enumerated exhaustively at each crash point.
         samples: random combinations beyond that.
@@ -135,7 +78,7 @@ def explore(
     """
     explorer = Explorer(system, mutate, Enumerator(system, limit=limit, samples=samples, seed=seed), max_violations)
     try:
-        return explorer.explore(scenario, resumes, stop_at)
+        return explorer.explore(scenario, resumes, after_power_loss, stop_at)
     finally:
         explorer.report.sampled = explorer.enumerator.sampled
 
@@ -149,26 +92,34 @@ class Explorer:
         self.drop = (lambda _, purpose: purpose == mutate) if isinstance(mutate, str) else mutate
         self.report = Report()
         self.outcomes: dict[bytes, Outcome] = {}
+        self.losses: dict[bytes, tuple[int, Image, Promises]] = {}  # each first power loss, and when it came last
         self.stop_at: str | None = None
         self.stopped = False
 
-    def explore(self, scenario: Scenario, resumes: Sequence[Scenario], stop_at: str | None) -> Report:
+    def explore(
+        self, scenario: Scenario, resumes: Sequence[Scenario], after_power_loss: int, stop_at: str | None
+    ) -> Report:
         """Run, walk the log, and for every different process death resume and walk again."""
         self.stop_at = stop_at
-        run = Run(system=self.system, disk=SimulatedDisk(drop=self.drop, classify=self.system.classify))
+        run = Run(system=self.system, disk=self._disk())
         scenario(run)
-        for op in run.disk.log:
-            if op.purpose:
-                self.report.syncs[op.purpose] = self.report.syncs.get(op.purpose, 0) + 1
+        self.report.syncs.update(op.purpose for op in run.disk.log if op.purpose)
         deaths: dict[object, tuple[int, Promises]] = {}
         for position, disk, promises in self._walk(run, SimulatedDisk(), Promises(), ""):
             # Of moments that look alike to a new process, the last is explored on: no other promised more.
             deaths[self._signature(disk, promises)] = (position, replace(promises))
-        for position, promises in sorted(deaths.values(), key=lambda d: d[0]):
-            for resume in resumes:
-                if not self._done():
-                    self._resume(run, position, promises, resume)
+        for resume in resumes:
+            for position, promises in sorted(deaths.values(), key=lambda d: d[0]):
+                log = run.disk.log[:position]
+                crash = f"after process death at {position} and `{resume.__name__}`"
+                self._resume(run, self._disk(log), SimulatedDisk.replay(log), promises, resume, crash)
+            for position, image, promises in self.enumerator.draw(list(self.losses.values()), after_power_loss):
+                crash = f"after power loss at {position} and `{resume.__name__}`"
+                self._resume(run, self._disk(image=image), SimulatedDisk(image), promises, resume, crash)
         return self.report
+
+    def _disk(self, log: Sequence[Op] = (), image: Image | None = None) -> SimulatedDisk:
+        return SimulatedDisk.replay(log, image=image, drop=self.drop, classify=self.system.classify)
 
     def _signature(self, disk: SimulatedDisk, promises: Promises) -> object:
         files = tuple(
@@ -177,13 +128,14 @@ class Explorer:
         pending = tuple((n, tuple(v)) for n, v in sorted(disk.pending_names.items()))
         return self.enumerator.now(disk)[0], files, pending, promises.pinned, promises.forbidden
 
-    def _resume(self, run: Run, position: int, promises: Promises, resume: Scenario) -> None:
-        disk = SimulatedDisk.replay(run.disk.log[:position], drop=self.drop, classify=self.system.classify)
+    def _resume(
+        self, run: Run, disk: SimulatedDisk, before: SimulatedDisk, promises: Promises, resume: Scenario, crash: str
+    ) -> None:
+        if self.stopped:
+            return
         resumed = Run(system=self.system, disk=disk, salt="resumed", saved=dict(run.saved))
         resume(resumed)
         self.report.reopened += 1
-        before = SimulatedDisk.replay(run.disk.log[:position])
-        crash = f"after process death at {position} and `{getattr(resume, '__name__', 'resume')}`"
         for _ in self._walk(resumed, before, replace(promises), crash):
             pass
 
@@ -196,11 +148,13 @@ class Explorer:
             op = run.disk.log[position - 1]
             disk.apply(op)
             marked = promises.note(op)
-            if op.kind == "point" or self._done():
+            if op.kind == "point" or self.stopped:
                 continue
             self.report.positions += 1
             if not marked or not disks:
                 disks = list({k: (k, i) for k, i in self._disks(disk)}.values())
+            if not crash:
+                self.losses.update((key, (position, image, replace(promises))) for key, image in disks)
             deaths = () if crash else (self.enumerator.now(disk),)
             for kind, images in (("process death", deaths), ("power loss", disks)):
                 for key, image in images:
@@ -256,12 +210,12 @@ class Explorer:
         return replace(outcome, faults=tuple(faults))
 
     def _found(self, saver: Any, restored: Any) -> Outcome:
+        content = b"" if restored is None else fingerprint(restored.state)
         steps = {}
-        if hasattr(saver, "steps"):
-            steps = {step: fingerprint(saver.restore(step, branch=False).state) for step in saver.steps()}
-        if restored is None:
-            return Outcome(steps=steps)
-        return Outcome(counter=restored.counter, content=fingerprint(restored.state), steps=steps)
+        for step in saver.steps() if hasattr(saver, "steps") else ():
+            newest = restored is not None and step == restored.step
+            steps[step] = content if newest else fingerprint(saver.restore(step, branch=False).state)
+        return Outcome(counter=restored.counter if restored else 0, content=content, steps=steps)
 
     def _save_once_more(self, saver: Any) -> list[str]:
         state = make_state(AFTER_STEP, "after")
@@ -284,9 +238,7 @@ class Explorer:
                 at = sector * 512
                 inside = any(start <= at < end for start, end in spans)
                 if not inside and offset < at + 512 and at < offset + length:
-                    return [
-                        f"extents: recovery read byte {at} of {names[inode]}, which System.extents says that it does not"
-                    ]
+                    return [f"extents: recovery read byte {at} of {names[inode]}, which `extents` leaves out"]
         return []
 
     def _violated(self, crash: str, disk: SimulatedDisk, image: Image, fault: str) -> None:
@@ -302,6 +254,3 @@ class Explorer:
             self.report.violations.append(
                 Violation(crash=crash, position=len(disk.log), fault=fault, lost=lost, log=log)
             )
-
-    def _done(self) -> bool:
-        return self.stopped

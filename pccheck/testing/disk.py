@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from pccheck.format import SECTOR
 
@@ -167,6 +167,7 @@ class SimulatedDisk:
         drop: tells of a sync whether to make it a no-op (a mutation), after the fact that it was called is recorded.
         classify: gives the purpose of a sync.
         capacity_bytes: what all files together may take.
+        locks: whether locks keep anybody out; False = as on a file system without flock.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class SimulatedDisk:
         drop: Callable[[SyncInfo, str], bool] | None = None,
         classify: Callable[[SyncInfo], str] | None = None,
         capacity_bytes: int = 1 << 32,
+        locks: bool = True,
     ) -> None:
         self.lock = threading.RLock()
         self.log: list[Op] = []
@@ -184,14 +186,14 @@ class SimulatedDisk:
         self.files = {i: FileState(f.size, f.sectors) for i, f in image.files.items()} if image else {}
         self.writer: object = None
         self.slot_locks: dict[int, dict[int, str]] = {}  # inode -> open file -> "shared" or "exclusive"
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes, self.locks = capacity_bytes, locks
         self.sessions = 0
         self.drop, self.classify = drop, classify
 
     @classmethod
-    def replay(cls, log: list[Op], **options: object) -> SimulatedDisk:
+    def replay(cls, log: Sequence[Op], image: Image | None = None, **options: Any) -> SimulatedDisk:
         """Give the disk as a process that died after these operations leaves it: unsynced is still unsynced."""
-        disk = cls(**options)  # type: ignore[arg-type]
+        disk = cls(image, **options)
         for op in log:
             disk.apply(op)
         disk.sessions = max((op.session for op in log), default=0)

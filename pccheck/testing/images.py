@@ -24,6 +24,7 @@ from pccheck.testing.disk import DURABLE, ZEROS, FileImage, FileState, Image, Si
 
 SECTORS_PER_PAGE = PAGE // SECTOR
 T = TypeVar("T", bound=Hashable)
+C = TypeVar("C")
 
 
 class View(Protocol):
@@ -154,6 +155,10 @@ class Enumerator:
             if sector and sectors[sector] != ZEROS and any(a < start + SECTOR and start < b for a, b in spans):
                 digest.update(start.to_bytes(8, "little") + sectors[sector])
         return Choice(FileImage(size, {s: b for s, b in sectors.items() if b != ZEROS}), digest.digest())
+
+    def draw(self, choices: list[C], count: int) -> list[C]:
+        """Give `count` of these, at random; all of them if they are not more."""
+        return self._random.sample(choices, min(count, len(choices)))
 
     def picks(self, versions: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """Give index tuples below `versions`: all of them up to `limit`, else a sample; oldest first, newest last."""

@@ -164,7 +164,8 @@ class SimulatedMedium:
         with self.held():
             holders = self.session.disk.slot_locks.setdefault(self.inode, {})
             others = [m for owner, m in holders.items() if owner != id(self)]
-            if "exclusive" in others or (others and mode == "exclusive"):
+            taken = "exclusive" in others or (others and mode == "exclusive")
+            if taken and self.session.disk.locks:
                 return False
             holders[id(self)] = mode
             return True

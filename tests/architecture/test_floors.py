@@ -10,19 +10,14 @@ FLOORS = {
     4: {"cli", "printing", "audit"},
     3: {"checkpointer", "view"},
     2: {"store", "opening", "slots", "check", "books", "commit", "save", "flight", "history", "notifier"}
-    | {"reader", "chunks", "listing", "places", "restoring", "coordination", "pipeline", "pipeline.interface"}
-    | {
-        "pipeline.choose",
-        "pipeline.native",
-        "pipeline.portable",
-        "pipeline.job",
-        "pipeline.schedule",
-        "pipeline.gather",
-    },
+    | {"reader", "chunks", "listing", "places", "restoring", "stored", "coordination"}
+    | {"pipeline", "pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}
+    | {"pipeline.job", "pipeline.schedule", "pipeline.gather"},
     1: {"volume", "directory", "names", "checkpage", "medium", "media", "memory", "fileio", "filesystem", "forks"}
-    | {"buffers", "sizing", "digest", "kinds", "numpy_leaves", "planner", "_native"},
-    0: {"errors", "options", "format", "tree", "nodes", "paths", "manifest", "plan", "leaves", "fit", "ledger"}
-    | {"retention", "events"},
+    | {"buffers", "sizing", "digest", "_native"}
+    | {"kinds", "numpy_leaves", "numpy_dtypes", "text_leaves", "leaftable", "planner", "assembly"},
+    0: {"errors", "options", "format", "manifest", "plan", "ledger", "retention", "events", "version"}
+    | {"tree", "nodes", "paths", "forms", "structure", "fit", "leaves"},
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it

@@ -42,8 +42,9 @@ def test_torch_is_pinned_for_developers(project):
     assert pin.startswith("torch=="), "an open range may pull a build with several GB of CUDA"
 
 
-def test_versions_agree(root, project):
+def test_the_release_is_told_once_and_has_its_changes_written_down(root, project):
     import pccheck
 
-    assert pccheck.__version__ == project["project"]["version"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "pccheck.version.__version__"}
     assert f"## {pccheck.__version__}" in (root / "docs" / "changelog.md").read_text()

@@ -1,4 +1,8 @@
-"""Runs the benchmarks and prints their tables (bench: imports experiments and tables)."""
+"""Measures what saving costs a training loop, here and with peers, and prints tables (bench: imports all its rooms).
+
+Arrows: loop_tables, cost_tables > scale, loops, measures > contenders, raw > states; beside them lab, disks, machine,
+tables.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from . import cost_tables, loop_tables
 from .disks import TOOL, SlowDisk
-from .experiments import ALL, FULL, QUICK, Bench
 from .lab import Lab
 from .machine import describe
+from .scale import FULL, QUICK, Bench
 from .tables import show, show_machine
+
+ALL = {**loop_tables.TABLES, **cost_tables.TABLES}
 
 
 def main() -> int:
@@ -24,7 +31,7 @@ def main() -> int:
     console = Console(width=max(140, Console().width), highlight=False)
     work = Path(tempfile.mkdtemp(prefix="pccheck-bench-", dir=options.directory))
     bench = Bench(
-        lab=Lab(),
+        lab=Lab(60.0 if options.quick else 900.0),
         scale=QUICK if options.quick else FULL,
         directory=work,
         slow_disk=SlowDisk(options.slow_disk, work / "slow-disk"),
@@ -47,8 +54,8 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="everything small, once: shows that it works, measures little")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.partition(" (")[0] + ".")
+    parser.add_argument("--quick", action="store_true", help="everything small and once: it works")
     parser.add_argument("--only", action="append", choices=list(ALL), help="this table; may be given several times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument(

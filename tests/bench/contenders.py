@@ -15,13 +15,14 @@ from typing import Any, Protocol, final
 
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 import pccheck
 from pccheck.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
-from .states import MIB, State
+from .states import State
 
 
 class Contender(Protocol):
@@ -94,7 +95,7 @@ class Pccheck:
     ) -> None:
         self.name = f"pccheck {snapshot}, in_flight {in_flight}"
         self.in_flight = in_flight
-        self._options: dict[str, Any] = dict(snapshot=snapshot, in_flight=in_flight, buffer_bytes=buffer_bytes)
+        self._options: dict[str, Any] = {"snapshot": snapshot, "in_flight": in_flight, "buffer_bytes": buffer_bytes}
         self._total, self._stream_bytes_per_s = total, stream_bytes_per_s
 
     def prepare(self, directory: Path) -> None:
@@ -204,7 +205,7 @@ class DcpAsync:
     def save(self, step: int, state: State) -> None:
         self.finish()
         path = self._directory / f"step-{step}"
-        future: Any = dcp.async_save(state, checkpoint_id=path, no_dist=True)
+        future: Any = async_save(state, checkpoint_id=path, no_dist=True)
         self._running = (future, path)
 
     def fence(self) -> None: ...
@@ -224,7 +225,7 @@ class DcpAsync:
 
     def restore(self, like: State) -> State | None:
         state: State = {group: {n: torch.empty_like(t) for n, t in tensors.items()} for group, tensors in like.items()}
-        dcp.load(state, checkpoint_id=self._newest, no_dist=True)
+        load(state, checkpoint_id=self._newest, no_dist=True)
         return state
 
 
@@ -243,6 +244,3 @@ def _commit_file(directory: Path) -> None:
 def peers() -> list[Contender]:
     """Give the peers."""
     return [TorchSave(), SafeTensors(), DcpAsync()]
-
-
-__all__ = ["MIB", "Contender", "DcpAsync", "Nothing", "Pccheck", "SafeTensors", "TorchSave", "peers"]

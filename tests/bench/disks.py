@@ -1,4 +1,4 @@
-"""A disk that the kernel limits, and one whose rate changes, where a tool for it is at hand (bench: imports nothing)."""
+"""A disk that the kernel limits, where there is a tool for it; its rate may change (bench: imports nothing)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh processes to measure in, one at a time, and rounds that alternate between contenders (bench: imports nothing)."""
+"""Fresh processes to measure in, one at a time (bench: imports nothing)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-DEADLINE_S = 900.0
 
 
 class MeasurementError(RuntimeError):
@@ -20,29 +19,38 @@ class MeasurementError(RuntimeError):
 
 
 class Lab:
-    """Starts each measurement in a process forked from a clean server that has imported torch and nothing else."""
+    """Starts each measurement in a process forked from a clean server that has imported torch and nothing else.
 
-    def __init__(self) -> None:
+    Args:
+        deadline_s: seconds that one measurement may take.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
         self._context = mp.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed.checkpoint", "safetensors.torch", "numpy"])
+        self._context.set_forkserver_preload(["torch", __package__ + ".measures", __package__ + ".loops"])
 
     def run(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
         """Give what a function gives in a process of its own.
 
-        Raises MeasurementError if it raised, died, or took longer than DEADLINE_S.
+        Raises MeasurementError if it raised, died, or took longer than the deadline.
         """
         receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(target=_measure, args=(sender, function, args, options))
         process.start()
         sender.close()
+        ok: bool
+        result: Any
         try:
-            ok, result = receiver.recv() if receiver.poll(DEADLINE_S) else (False, f"no answer in {DEADLINE_S:.0f} s")
+            ok, result = False, f"no answer in {self._deadline_s:.0f} s"
+            if receiver.poll(self._deadline_s):
+                ok, result = receiver.recv()
         except EOFError:
             process.join(10)
             ok, result = False, f"the process ended with {process.exitcode}"
         finally:
             receiver.close()
-            process.join(30)
+            process.join(30 if ok else 1)
             if process.is_alive():
                 process.kill()
                 process.join()

@@ -1,4 +1,4 @@
-"""Training loops, with and without checkpoints in alternation within one process (bench: imports contenders, states)."""
+"""Training loops, without and with checkpoints in turn within one process (bench: imports contenders, states)."""
 
 from __future__ import annotations
 

@@ -64,21 +64,32 @@ def test_killed_while_pinning(server, tmp_path):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_at_random_moments(server, tmp_path, seed):
-    """Ten kills, up to a few saves after the start of each life; whatever moment it is, what was durable is there."""
+    """Ten lives, each ended some milliseconds after its start or after one of its first saves became durable."""
     chance, told = random.Random(seed), Told()
     for _ in range(10):
-        delay_s, timers = chance.uniform(0.0, 0.05), []
-
-        def kill_later(word, rest, delay_s=delay_s, timers=timers):
-            if word == "pid":
-                timers.append(threading.Timer(delay_s, os.kill, (int(rest[0]), signal.SIGKILL)))
-                timers[0].start()
-
-        status = server.train(told, kill_later, directory=str(tmp_path), in_flight=3, keep=2, saves=1000)
-        timers[0].join()
+        killing = Killing(after=chance.randrange(6), delay_s=chance.uniform(0.0, 0.02))
+        status = server.train(told, killing.hear, directory=str(tmp_path), in_flight=3, keep=2, saves=1000)
+        killing.timer.join()
         assert status == KILLED
         check_what_is_left(tmp_path, told, in_flight=3, keep=2)
     assert told.durable
+
+
+class Killing:
+    """Kills a trainer `delay_s` after it told of so many durable saves."""
+
+    def __init__(self, after: int, delay_s: float) -> None:
+        self.left, self.delay_s = after, delay_s
+
+    def hear(self, word: str, rest: list[str]) -> None:
+        if word == "pid":
+            self.timer = threading.Timer(self.delay_s, os.kill, (int(rest[0]), signal.SIGKILL))
+        elif word == "durable":
+            self.left -= 1
+        else:
+            return
+        if self.left == 0:
+            self.timer.start()
 
 
 def test_inspect_says_that_a_killed_store_is_whole(server, tmp_path):
@@ -92,7 +103,9 @@ def test_inspect_says_that_a_killed_store_is_whole(server, tmp_path):
 # -- with torch and DataLoader workers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", ["written", "sealed", "published"])
+@pytest.mark.parametrize(
+    "point", ["sealed", *(pytest.param(p, marks=pytest.mark.slow) for p in POINTS if p != "sealed")]
+)
 def test_a_torch_trainer_killed_at_a_point(tmp_path, point):
     pytest.importorskip("torch")
     told = Told()

@@ -6,6 +6,7 @@ Breadth first over all reachable states (counters replaced by their rank, so tha
 from dataclasses import replace
 
 import pytest
+
 from pccheck.format import Record, SlotState
 from pccheck.ledger import Ledger, State
 from pccheck.retention import releasable

@@ -7,8 +7,9 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import pccheck
 import pytest
+
+import pccheck
 from pccheck import errors, events
 
 KIB = 1024
@@ -27,7 +28,7 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def make(tmp_path):
     """Open Checkpointers on one directory, small chunks, and close what the test left open."""
     opened = []

@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+
 from pccheck.format import Record, SlotState
 from pccheck.ledger import TRANSITIONS, Act, Ledger, LedgerError, State
 

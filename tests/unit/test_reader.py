@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -83,6 +84,19 @@ def test_payload_comes_back(folder: Directory, chunk_bytes: int, threads: int) -
     for index, array in enumerate(ARRAYS.values()):
         np.testing.assert_array_equal(leaf(payload, manifest, index), array)
     assert reader.verify(medium, record, manifest, threads=threads) == []
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_both_paths_find_the_same(folder: Directory, native: bool) -> None:
+    data = slot_file(STATE)
+    medium, _, manifest = opened(folder, data)
+    room = chunks.allocate(9 * 4096, "test")
+    assert chunks.read_chunks(medium, manifest.chunks, room, 0, 4, native=native) == []
+    assert bytes(room[:12000]) == ARRAYS["model/w"].tobytes()
+    broken = flip(flip(data, manifest.chunks[1].offset), manifest.chunks[7].offset + 4095)
+    medium = put(folder, broken[: manifest.chunks[8].offset])
+    bad = chunks.read_chunks(medium, manifest.chunks, room, 0, 4, native=native)
+    assert [(index, error == 0) for index, error in bad] == [(1, True), (7, True), (8, False)]
 
 
 def test_payload_is_writable_and_private(folder: Directory) -> None:
@@ -472,6 +486,12 @@ def test_lies_about_lengths_allocate_nothing(folder: Directory) -> None:
         put(folder, slot_file(STATE, **record)).close()
         assert limited(folder.path, 200 << 20) == "FormatError"
     put(folder, slot_file(STATE, edit=edited(data_bytes=1 << 45, chunk_bytes=1 << 30))).close()
+    assert limited(folder.path, 200 << 20) == "FormatError"
+
+
+def test_a_sparse_file_that_claims_a_huge_manifest(folder: Directory) -> None:
+    put(folder, slot_file(STATE, manifest_bytes=1 << 40)).close()
+    os.truncate(Path(folder.path, "slot-000.pcc"), 1 << 41)
     assert limited(folder.path, 200 << 20) == "FormatError"
 
 

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pccheck.format import Record, SlotState
 from pccheck.ledger import Entry, State
 from pccheck.retention import releasable

@@ -1,1 +1,0 @@
-"""Benchmarks beside tests: `python -m tests.bench` prints what saving costs a training loop, here and with peers."""

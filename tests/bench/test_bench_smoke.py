@@ -1,0 +1,138 @@
+"""The benchmark runs, every table has its rows, and every contender gives back what it saved. No timing is judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from tests.bench.__main__ import ALL
+from tests.bench.contenders import DcpAsync, Nothing, Pccheck, SafeTensors, TorchSave
+from tests.bench.lab import Lab, MeasurementError
+from tests.bench.loops import Loop, measure_slowdown
+from tests.bench.states import MIB, Marks, differences, gpt_state, size_of
+from tests.bench.tables import Figure
+
+ROOT = Path(__file__).parents[2]
+PEERS = {TorchSave.name, SafeTensors.name, DcpAsync.name}
+OURS = {f"pccheck {snapshot}, in_flight {n}" for snapshot in ("lazy", "copy") for n in (1, 2, 3)}
+LAZY = {name for name in OURS if "lazy" in name}
+SMALL = Loop(state_bytes=MIB, step_s=0.001, every=2, intervals=2)
+
+ROWS = {  # what each table must have, where no disk can be limited by the kernel
+    "slowdown": {Nothing.name, *OURS, *PEERS},
+    "every-step": {Nothing.name, *LAZY, "pccheck copy, in_flight 2", *PEERS},
+    "limited-disk": LAZY,
+    "network": {*LAZY, "pccheck lazy, in_flight 4"},
+    "rates": {
+        "raw write", "save until durable", "raw read, touched memory", "raw read, fresh memory",
+        "restore, fresh memory",
+    },
+    "tiny-ops": {Nothing.name, "pccheck lazy, in_flight 2", "pccheck copy, in_flight 2", DcpAsync.name},
+    "calls": {"torch", "numpy"},
+    "memory": {"pccheck lazy, in_flight 1", "pccheck lazy, in_flight 2", "pccheck copy, in_flight 2", *PEERS},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The tables of a quick run, by name, and its output."""
+    folder = tmp_path_factory.mktemp("bench")
+    out, work = folder / "bench.json", folder / "work"
+    work.mkdir()
+    done = subprocess.run(
+        # no tool for a limited disk, so that no test mounts anything
+        [sys.executable, "-m", "tests.bench", "--quick", f"--json={out}", f"--directory={work}", "--slow-disk=none"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert os.listdir(work) == [], "the benchmark left files behind"
+    found = json.loads(out.read_text())
+    assert found["machine"]["native extension"]
+    return {table["name"]: table for table in found["tables"]}, done.stdout
+
+
+@pytest.mark.slow
+def test_quick_run_has_every_table_and_row(quick):
+    tables, text = quick
+    assert ROWS.keys() == ALL.keys() == tables.keys()
+    for name, rows in ROWS.items():
+        assert {row[""] for row in tables[name]["rows"]} == rows, name
+        assert all(row in text for row in rows)
+        figures = [cell for row in tables[name]["rows"] for cell in row.values() if isinstance(cell, dict)]
+        assert len(figures) >= len(rows)
+        assert all(figure["low"] <= figure["median"] <= figure["high"] for figure in figures)
+
+
+@pytest.mark.slow
+def test_quick_run_restores_what_every_contender_saved(quick):
+    tables, _ = quick
+    loops = [row for name in ("slowdown", "every-step", "limited-disk", "network") for row in tables[name]["rows"]]
+    for row in loops:
+        whole, _, runs = row["restored"].partition(" of ")
+        assert row["restored"] == "-" if row[""] == Nothing.name else whole == runs > "0", row
+
+
+def test_a_restored_step_is_the_last_saved(tmp_path):
+    found = measure_slowdown(Pccheck("lazy", 2), tmp_path / "store", SMALL)
+    saves = SMALL.warm_up + SMALL.lead + SMALL.intervals
+    assert found.restored == SMALL.warm_up + (SMALL.intervals + SMALL.lead + SMALL.intervals - 1) * SMALL.every + 1
+    assert saves == 6
+    assert found.ratio > 0
+
+
+class Stale:
+    """Saves the first state only: what a measurement must not let pass."""
+
+    name, in_flight = "stale", 1
+
+    def __init__(self):
+        self._inner = SafeTensors()
+        self._saved = False
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def save(self, step, state):
+        if not self._saved:
+            self._inner.save(step, state)
+        self._saved = True
+
+
+def test_a_contender_that_does_not_save_is_found_out(tmp_path):
+    with pytest.raises(AssertionError, match="restored another state"):
+        measure_slowdown(Stale(), tmp_path / "store", SMALL)
+
+
+def test_every_changed_bit_and_every_mixed_step_is_a_difference():
+    state, other = gpt_state(MIB), gpt_state(MIB)
+    assert abs(size_of(state) - MIB) < MIB // 20
+    assert differences(other, state) == []
+    Marks(state).set(3)
+    assert len(differences(other, state)) == sum(map(len, state.values()))
+    Marks(other).set(3)
+    other["model"]["wte.weight"].view(-1)[7] += 1
+    del other["exp_avg"]["h.0.ln_1.weight"]
+    assert differences(other, state) == ["exp_avg.h.0.ln_1.weight", "model.wte.weight"]
+
+
+def test_a_failure_in_a_process_is_reported_with_its_place(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)  # a fresh process has to find this package
+    with pytest.raises(MeasurementError, match=r"(?s)ValueError.*no number"):
+        Lab(60.0).run(int, "no number")
+
+
+def test_figures_show_median_and_range():
+    assert str(Figure([1.0, 3.0, 2.0], 1, "ms")) == "2.0 [1.0..3.0] ms"
+    assert str(Figure([1.5], 2)) == "1.50"
