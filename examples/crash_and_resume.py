@@ -33,6 +33,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 ATTEMPT_TIMEOUT_S = 600.0  # no single process may take longer
+FINISHED = "ran to its end"
 BLUE, RED, GREY = "#1f5fa8", "#d1342b", "#b9bec6"
 
 
@@ -87,7 +88,7 @@ def attempt(arguments: argparse.Namespace, folder: Path, kill: Kill | None, zero
     script = Path(__file__).with_name("torch_train.py")
     command = [sys.executable, "-u", str(script), "--out", str(folder), "--steps", str(arguments.steps)]
     command += ["--save-every", str(arguments.save_every), "--snapshot", arguments.snapshot]
-    this = Attempt(kill.moment if kill else "ran to its end", time.monotonic() - zero)
+    this = Attempt(kill.moment if kill else FINISHED, time.monotonic() - zero)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         guard = threading.Timer(ATTEMPT_TIMEOUT_S, process.kill)
         strike = threading.Timer(kill.delay_s if kill else 0.0, process.kill)
@@ -104,7 +105,7 @@ def attempt(arguments: argparse.Namespace, folder: Path, kill: Kill | None, zero
     if process.returncode != 0 and not killed:
         raise SystemExit(f"the training ended with status {process.returncode}: {this.last_line}")
     if not killed:
-        this.moment = "ran to its end"
+        this.moment = FINISHED
     return this
 
 
@@ -257,10 +258,14 @@ def main(arguments: argparse.Namespace) -> int:
     zero, attempts, report, status = time.monotonic(), list[Attempt](), "", 0
     for kill in plan_kills(arguments, step_s, statistics.median(alone.durable_ms) / 1e3):
         attempts.append(attempt(arguments, killed, kill, zero))
+        if attempts[-1].moment == FINISHED:  # too short a run for so many kills
+            break
         status, report = inspect(killed)
-        attempts[-1].verdict = {0: "sound", 1: "DAMAGED OR EMPTY"}.get(status, f"status {status}")
+        committed = any(a.durable_ms for a in attempts)
+        attempts[-1].verdict = "sound" if status == 0 else "DAMAGED" if committed else "nothing yet"
         print(f"  killed {attempts[-1].moment}, {attempts[-1].ended_s:.1f} s", flush=True)
-    attempts.append(attempt(arguments, killed, None, zero))
+    if not attempts or attempts[-1].moment != FINISHED:
+        attempts.append(attempt(arguments, killed, None, zero))
     print(f"  done, {attempts[-1].ended_s:.1f} s", flush=True)
 
     print_table(attempts)
@@ -272,6 +277,9 @@ def main(arguments: argparse.Namespace) -> int:
     one, other = final_state(untouched), final_state(killed)
     print("leaves compared:", ", ".join(f"{part} {len(dict(leaves(one[part])))}" for part in one))
     different = differences(one, other)
+    if any(a.verdict == "DAMAGED" for a in attempts):
+        print("a kill left damage behind, see the table")
+        return 1
     if different:
         print(f"{len(different)} leaves differ:", *different, sep="\n  ")
         return 1

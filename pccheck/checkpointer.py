@@ -132,6 +132,7 @@ class Checkpointer:
             job = self._flight.submit(save, prepared)
         if self.options.snapshot == "copy" and not prepared.stable:
             self._flight.wait_captured([job], self.options.write_timeout_s)
+            save.note_captured()  # by the committer, too, but perhaps not yet
         self._report(before=save.counter)  # how this one ends, its caller learns from what is returned
         return save
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pccheck import format, sizing
 from pccheck.commit import commit, take_back
 from pccheck.coordination import Coordinator
-from pccheck.errors import DeadlineError
+from pccheck.errors import DeadlineError, UsageError
 from pccheck.events import Skipped
 from pccheck.medium import Medium
 from pccheck.notifier import Notifier
@@ -79,6 +79,7 @@ class Flight:
 
     def admit(self, save: Save, when_full: WhenFull) -> bool:
         """Wait for a place among the in_flight checkpoints; False = skipped."""
+        self._assert_no_callback()
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
         with self._state:
@@ -115,6 +116,7 @@ class Flight:
             self._at("filling")
             prologue = format.pack_record(record).ljust(format.PAGE, b"\0")
             job = pipeline.submit(prepared.layout, prepared.addresses, prepared.keep, medium, prologue=prologue)
+            prepared.keep = None  # the job alone keeps the caller's arrays, and only until they are captured
         except BaseException:
             self._store.fail(record, quarantine=False, reachable=False)
             raise
@@ -208,9 +210,17 @@ class Flight:
 
     def drain(self, timeout_s: float | None) -> None:
         """Wait until no save is under way; DeadlineError after `timeout_s`."""
+        self._assert_no_callback()
         with self._state:
             if not self._state.wait_for(lambda: not self._running, timeout_s):
                 raise DeadlineError(f"{len(self._running)} checkpoint(s) to become durable; {self!r}", timeout_s or 0.0)
+
+    def _assert_no_callback(self) -> None:
+        if threading.current_thread() in self._committers:
+            raise UsageError(
+                "a callback of a save's future cannot save, wait, restore or close: it would wait for its own end; "
+                "hand that to another thread"
+            )
 
     def take_errors(self, most: int | None = None, *, before: int | None = None) -> list[BaseException]:
         """Give errors that nobody was told of yet (of counters below `before`), oldest first; each is given once."""

@@ -30,6 +30,8 @@ class Save:
         self.step, self.counter = step, counter
         self.captured: Future[int] = Future()
         self.durable: Future[int] = Future()
+        for future in (self.captured, self.durable):
+            future.set_running_or_notify_cancel()  # a save cannot be cancelled, by asyncio's time-outs neither
         self._outcome: Outcome | None = None
         self._lock = threading.Lock()
 

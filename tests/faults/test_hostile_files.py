@@ -24,9 +24,9 @@ import pccheck
 from pccheck import errors
 import pccheck.audit, pccheck.reader, pccheck.view
 
-PICKLE_READS = "pickle.find_class"
 root, limit = sys.argv[1], int(sys.argv[2])
-seen, armed, allowed = [], [], (root,)
+seen, armed = [], []
+bytes(4).decode("utf-32-le"), bytes(4).decode("utf-32-be")  # codecs are loaded when they are first used
 
 def hook(event, args):
     if not armed:
