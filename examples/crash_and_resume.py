@@ -203,12 +203,12 @@ def draw_progress(axes: Axes, attempts: list[Attempt]) -> None:
             stood = max(0, this.first - 1)
         if number < len(attempts):
             axes.plot(this.ended_s, stood, "X", color=RED, markersize=10, markeredgecolor="white", zorder=5)
-            text, at = f"{number}  {this.moment}", (this.ended_s, stood)
-            place, side = ((9, -13), "left") if number % 2 else ((-8, 8), "right")  # so that neighbours do not overlap
-            axes.annotate(text, at, place, textcoords="offset points", ha=side, color=RED, fontsize=9, zorder=6)
+            where = {"xytext": (0, 9), "textcoords": "offset points", "ha": "left", "rotation": 45, "fontsize": 9}
+            axes.annotate(f"{number}  {this.moment}", (this.ended_s, stood), color=RED, zorder=6, **where)
     axes.set(
         xlabel="seconds since the first start; grey: starting Python and PyTorch, restoring", ylabel="training step"
     )
+    axes.margins(y=0.25)  # room for what is written beside the kills
     axes.set_title("Progress: a kill costs the steps since the last durable checkpoint", loc="left", fontweight="bold")
 
 

@@ -23,7 +23,7 @@ State = Literal["published", "sealed", "filling", "withdrawn", "free", "kept", "
 Verdict = Literal["ok", "damaged", "reused", "-"]
 Progress = Callable[[str, int, int], None]
 
-_TRIES = 3
+_TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +109,17 @@ def exit_code(reports: list[StoreReport]) -> int:
 
 
 def _audit_place(place: Place, deep: bool, progress: Progress | None) -> StoreReport:
+    """Judge every file; while a fast writer moved its only checkpoint from slot to slot meanwhile, look again."""
     try:
-        listing = place.look()
-        done: dict[tuple[int | None, int | None, int | None], SlotReport] = {}
-        slots = []
-        for file in listing.files:
-            report = _audit_file(place, listing, file, deep, progress, done)
-            slots.append(report)
-        return StoreReport(path=place.path, check=listing.check, slots=tuple(slots))
+        for _ in range(_TRIES):
+            listing = place.look()
+            done: dict[tuple[int | None, int | None, int | None], SlotReport] = {}
+            slots = tuple(_audit_file(place, listing, file, deep, progress, done) for file in listing.files)
+            report = StoreReport(path=place.path, check=listing.check, slots=slots)
+            moving = any(slot.state == "filling" or slot.verdict == "reused" for slot in slots)
+            if report.valid or report.damaged or not moving:
+                break
+        return report
     finally:
         place.close()
 
@@ -129,7 +132,7 @@ def _audit_file(
     progress: Progress | None,
     done: dict[tuple[int | None, int | None, int | None], SlotReport],
 ) -> SlotReport:
-    """Judge one file; a slot that a writer takes meanwhile is looked at again, at most 3 times."""
+    """Judge one file; a slot that a writer takes meanwhile is looked at again, a few times."""
     for _ in range(_TRIES):
         known = None if file.record is None else done.get(file.record.identity)
         if known is not None and file.links > 1 and known.verdict == "ok":

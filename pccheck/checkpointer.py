@@ -14,7 +14,7 @@ from typing import Any, Self
 from pccheck import format, reader
 from pccheck.coordination import Coordinator, Solo
 from pccheck.directory import Directory
-from pccheck.errors import ClosedError, ForkedError, UsageError
+from pccheck.errors import ClosedError, DeadlineError, ForkedError, UsageError
 from pccheck.events import Event
 from pccheck.flight import Flight, Stats
 from pccheck.kinds import kind_of
@@ -87,9 +87,9 @@ class Checkpointer:
             verify=_verify, notify=self._notifier,
         )  # fmt: skip
         self._volume = volume
-        self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or _pass)
+        self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or (lambda point: None))
         self._planner = Planner(kind_of, chunk_bytes)
-        self._saving = threading.Lock()  # one save() or restore() at a time; held while it waits for a place
+        self._saving = threading.RLock()  # one save() or restore() at a time; reentrant for close() in signal handlers
         self._closing = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
@@ -122,9 +122,10 @@ class Checkpointer:
             StoreTaken: another process took over the store.
             (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
         """
-        self._assert_usable()
+        self._assert_usable(waits=True)
         when_full = self._validated(step, when_full, link)
         with self._saving:
+            self._assert_usable()  # it may have been closed while this waited for another save
             save = Save(int(step), self._store.next_counter())
             prepared = self._planner.prepare(state, step=save.step, metadata=dict(metadata or {}))
             if not self._flight.admit(save, when_full):
@@ -160,7 +161,7 @@ class Checkpointer:
 
         Raises DeadlineError after `timeout` seconds; without it each save has its own deadline, `write_timeout_s`.
         """
-        self._assert_usable()
+        self._assert_usable(waits=True)
         self._flight.drain(timeout)
         self._report()
 
@@ -206,8 +207,9 @@ class Checkpointer:
             MismatchError: it does not fit `like`; nothing was changed.
             DamagedError, MediumError: it does not verify, and `fallback` is off or `step` was given.
         """
-        self._assert_usable()
+        self._assert_usable(waits=True)
         with self._saving:
+            self._assert_usable()
             self._flight.drain(None)
             loaded = load_newest(
                 lambda: list_store(self._volume), lambda name: self._volume.open(name),
@@ -266,25 +268,33 @@ class Checkpointer:
             raise
 
     def _close(self, timeout_s: float | None) -> None:
+        self._flight.assert_no_callback()
         with self._closing:
             if self._closed:
                 return
             self._closed = True
             atexit.unregister(self._drain_at_exit)
             self._flight.close(timeout_s)
-            self._store.close()
-            self._notifier.close()
+            if not self._saving.acquire(timeout=self.options.exit_timeout_s):  # a save or restore is on its way out
+                raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
+            try:
+                self._store.close()
+            finally:
+                self._saving.release()
+                self._notifier.close()
 
     def _drain_at_exit(self) -> None:
         if self._pid == os.getpid():  # a forked child that ends normally must not wait for its parent's saves
             self._close(self.options.exit_timeout_s)
             self._report()
 
-    def _assert_usable(self) -> None:
+    def _assert_usable(self, *, waits: bool = False) -> None:
         if self._pid != os.getpid():
             raise ForkedError(f"{self._store.path} belongs to process {self._pid}; open another store in this child")
         if self._closed:
             raise ClosedError(f"the Checkpointer of {self._store.path} is closed; open a new one")
+        if waits:
+            self._flight.assert_no_callback()
 
     def __enter__(self) -> Self:
         return self
@@ -302,10 +312,6 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._store.path}: {'closed' if self._closed else repr(self._flight)}>"
-
-
-def _pass(point: str) -> None:
-    """Do nothing at a named point of the commit."""
 
 
 def _verify(medium: Medium, record: format.Record) -> None:

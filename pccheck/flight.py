@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pccheck import format, sizing
 from pccheck.commit import commit, take_back
 from pccheck.coordination import Coordinator
-from pccheck.errors import DeadlineError, UsageError
+from pccheck.errors import ClosedError, DeadlineError, UsageError
 from pccheck.events import Skipped
 from pccheck.medium import Medium
 from pccheck.notifier import Notifier
@@ -74,16 +74,18 @@ class Flight:
         self._jobs: dict[int, Job] = {}  # by counter: may still read the caller's memory
         self._errors: list[tuple[int, BaseException]] = []  # counter, error: nobody was told of them yet
         self._stats = Stats()
+        self._closed = False
         self._work: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._committers: list[threading.Thread] = []
 
     def admit(self, save: Save, when_full: WhenFull) -> bool:
-        """Wait for a place among the in_flight checkpoints; False = skipped."""
-        self._assert_no_callback()
+        """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`."""
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
         with self._state:
-            free = self._state.wait_for(lambda: len(self._running) < self._options.in_flight, limit)
+            free = self._state.wait_for(lambda: self._closed or len(self._running) < self._options.in_flight, limit)
+            if self._closed:
+                raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
             waited = time.monotonic() - began
             skipped = 0 if free else 1
             stats = self._stats
@@ -208,14 +210,17 @@ class Flight:
             self._stats = replace(self._stats, fence_wait_s=self._stats.fence_wait_s + waited)
         return waited
 
-    def drain(self, timeout_s: float | None) -> None:
-        """Wait until no save is under way; DeadlineError after `timeout_s`."""
-        self._assert_no_callback()
+    def drain(self, timeout_s: float | None, *, close: bool = False) -> None:
+        """Wait until no save is under way, and with `close` let no other begin; DeadlineError after `timeout_s`."""
         with self._state:
             if not self._state.wait_for(lambda: not self._running, timeout_s):
                 raise DeadlineError(f"{len(self._running)} checkpoint(s) to become durable; {self!r}", timeout_s or 0.0)
+            if close:  # in one step: a save that waits for a place must not be let in by the end of the last
+                self._closed = True
+                self._state.notify_all()
 
-    def _assert_no_callback(self) -> None:
+    def assert_no_callback(self) -> None:
+        """Raise UsageError in a callback of a save's future: what waits for that save would wait for itself."""
         if threading.current_thread() in self._committers:
             raise UsageError(
                 "a callback of a save's future cannot save, wait, restore or close: it would wait for its own end; "
@@ -237,7 +242,7 @@ class Flight:
     def close(self, timeout_s: float | None) -> None:
         """Wait for what is under way, at most `timeout_s` (then DeadlineError), and stop all threads."""
         try:
-            self.drain(timeout_s)
+            self.drain(timeout_s, close=True)
         finally:
             for _ in self._committers:
                 self._work.put(None)

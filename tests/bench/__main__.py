@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,9 +31,10 @@ def main() -> int:
     options = _parser().parse_args()
     console = Console(width=max(140, Console().width), highlight=False)
     work = Path(tempfile.mkdtemp(prefix="pccheck-bench-", dir=options.directory))
+    scale = QUICK if options.quick else FULL
     bench = Bench(
         lab=Lab(60.0 if options.quick else 900.0),
-        scale=QUICK if options.quick else FULL,
+        scale=replace(scale, rounds=options.rounds or scale.rounds),
         directory=work,
         slow_disk=SlowDisk(options.slow_disk, work / "slow-disk"),
         say=lambda text: print(text, file=sys.stderr, flush=True),
@@ -56,6 +58,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.partition(" (")[0] + ".")
     parser.add_argument("--quick", action="store_true", help="everything small and once: it works")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of the training loops; default: 3, quick: 1")
     parser.add_argument("--only", action="append", choices=list(ALL), help="this table; may be given several times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument(

@@ -6,13 +6,13 @@ import threading
 import time
 
 import numpy as np
-import pccheck
 import pytest
+
+import pccheck
 from pccheck import events
 from pccheck.directory import Directory
 from pccheck.errors import DeadlineError, SkippedError
 from pccheck.testing.throttle import Rate, ThrottledVolume
-
 from tests.faults.helpers import CHUNK, WAIT_S, make_state, pool_of, step_of
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -109,8 +109,10 @@ def test_what_a_wait_waits_for_is_told(tmp_path):
 
 
 def test_a_save_that_storage_cannot_take_in_time_fails_and_gives_everything_back(tmp_path):
-    """`write_timeout_s`: storage that hangs fails the save, with a deadline error; the next one works when it recovers."""
-    volume = ThrottledVolume(Directory(str(tmp_path), create=True, write=True), total=Rate(((256 * KIB, 1.0), (64 * MIB, 1e6))))
+    """`write_timeout_s`: storage that hangs fails the save, with a deadline error; the next works when it recovers."""
+    volume = ThrottledVolume(
+        Directory(str(tmp_path), create=True, write=True), total=Rate(((256 * KIB, 1.0), (64 * MIB, 1e6)))
+    )
     with pccheck.Checkpointer(volume, chunk_bytes=CHUNK, in_flight=2, write_timeout_s=0.3) as ck:
         slow = ck.save(1, make_state(1, 60 * CHUNK))
         assert isinstance(slow.durable.exception(WAIT_S), DeadlineError)

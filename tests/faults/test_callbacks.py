@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import pccheck
 import pytest
-from pccheck.errors import UsageError
 
+import pccheck
+from pccheck.errors import ClosedError, UsageError
 from tests.faults.helpers import CHUNK, WAIT_S, Gate, make_state, step_of
 
 
@@ -85,3 +85,34 @@ def test_a_callback_that_raises_stops_nothing(tmp_path):
             save.captured.add_done_callback(lambda future: 1 / 0)
         ck.wait(WAIT_S)
         assert step_of(ck.restore().state) == 5
+
+
+def test_closing_while_other_threads_save(tmp_path):
+    """Each save is either refused, or ends; no thread hangs, and what was durable is there."""
+    for number in range(40):
+        ck = pccheck.Checkpointer(tmp_path / str(number), in_flight=1 + number % 3, chunk_bytes=CHUNK)
+        saves, refused = [], []
+
+        def work(ck=ck, saves=saves, refused=refused):
+            for step in range(1000):
+                try:
+                    saves.append(ck.save(step, make_state(step)))
+                except ClosedError as error:
+                    refused.append(error)
+                    return
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(saves) < 1 + number % 7:
+            threading.Event().wait(0.001)
+        ck.close()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        assert len(refused) == 3
+        for save in saves:
+            save.durable.result(WAIT_S)
+            assert save.outcome in ("committed", "superseded")
+        with pccheck.open(tmp_path / str(number)) as view:
+            assert view.restore().counter == max(s.counter for s in saves)

@@ -59,7 +59,7 @@ def test_a_disk_too_small_for_the_first_save(small_disk, pipeline):
 
 @pytest.mark.parametrize("pipeline", ["auto", "portable"])
 def test_growth_on_a_full_disk_takes_nothing(small_disk, pipeline):
-    """The state grows when optimizer moments appear, and there is no room: all space is as it was, and saving goes on."""
+    """The state grows when moments appear, and there is no room: all space is as it was, and saving goes on."""
     disk = small_disk(16 * MIB)
     with pccheck.Checkpointer(disk / "s", chunk_bytes=BIG, pipeline=pipeline) as ck:
         ck.save(1, make_state(1, MIB)).durable.result(WAIT_S)

@@ -1,4 +1,4 @@
-"""Case 40: files made to harm whoever opens them, in a process with little memory that may run, import and reach nothing."""
+"""Case 40: files made to harm whoever opens them, opened by a process that has little memory and is watched."""
 
 from __future__ import annotations
 
@@ -138,11 +138,14 @@ def edits():
         return edit
 
     huge = (1 << 63) - 1
-    found = {
-        "huge data": top(data_bytes=huge), "huge chunks": top(chunk_bytes=1 << 30), "vast chunks": top(chunk_bytes=huge),
+    return {
+        "huge data": top(data_bytes=huge), "huge chunks": top(chunk_bytes=1 << 30),
+        "vast chunks": top(chunk_bytes=huge),
         "negative data": top(data_bytes=-1), "other version": top(version=2), "no tree": lambda m: m.pop("tree"),
-        "huge leaf": leaf(nbytes=huge), "huge shape": leaf(shape=[huge]), "shape that wraps": leaf(shape=[1 << 32, 1 << 32]),
-        "shape that wraps to its size": leaf(shape=[1 << 62, 4, 2000]), "empty but huge": leaf(shape=[huge, 0], nbytes=0),
+        "huge leaf": leaf(nbytes=huge), "huge shape": leaf(shape=[huge]),
+        "shape that wraps": leaf(shape=[1 << 32, 1 << 32]),
+        "shape that wraps to its size": leaf(shape=[1 << 62, 4, 2000]),
+        "empty but huge": leaf(shape=[huge, 0], nbytes=0),
         "negative shape": leaf(shape=[-2000]), "10**9 leaves of shape": leaf(shape=[1] * 10_000),
         "negative leaf": leaf(offset=-64), "leaf behind the end": leaf(offset=1 << 40),
         "overlapping leaves": lambda m: m["leaves"][1].update(offset=m["leaves"][0]["offset"] + 64),
@@ -164,12 +167,14 @@ def edits():
         "huge float": top(tree={"is": "float", "value": "1e" + "9" * 1_000_000}),
         "namedtuple of code": top(tree={"is": "namedtuple", "name": "x);import os;os.abort()#", "fields": ["a"],
                                         "items": [1]}),
-        "record of keywords": top(tree={"is": "record", "name": "class", "fields": ["__class__", "def"], "items": [1, 2]}),
-        "unknown node": top(tree={"is": "eval", "value": "1"}), "leaf that is not there": top(tree={"is": "leaf", "index": 99}),
+        "record of keywords": top(tree={"is": "record", "name": "class", "fields": ["__class__", "def"],
+                                    "items": [1, 2]}),
+        "unknown node": top(tree={"is": "eval", "value": "1"}),
+        "leaf that is not there": top(tree={"is": "leaf", "index": 99}),
         "one leaf 10**5 times": top(tree={"is": "list", "items": [{"is": "leaf", "index": 0}] * 100_000}),
-        "link": top(link="/etc/passwd"), "step of another": top(step=11), "metadata deep": top(metadata={"a": [[[[]]]] * 1000}),
+        "link": top(link="/etc/passwd"), "step of another": top(step=11),
+        "metadata deep": top(metadata={"a": [[[[]]]] * 1000}),
     }  # fmt: skip
-    return found
 
 
 def stores(root: Path) -> dict[str, Path]:
@@ -196,7 +201,15 @@ def stores(root: Path) -> dict[str, Path]:
     for field, value in (("counter", format.MAX_COUNTER), ("incarnation", (1 << 63) - 1), ("step", -(1 << 63)),
                          ("slot", 65535), ("world", 1 << 31), ("state", SlotState.FILLING)):  # fmt: skip
         store(f"record {field}", slot_file(STATE, **{field: value}))
-    for text in (b"", b"[" * 200_000, b'{"tree":' * 100_000, b"\xff" * 5000, b"null", b"1e999999", b'"' + b"\\u0000" * 9000 + b'"'):
+    for text in (
+        b"",
+        b"[" * 200_000,
+        b'{"tree":' * 100_000,
+        b"\xff" * 5000,
+        b"null",
+        b"1e999999",
+        b'"' + b"\\u0000" * 9000 + b'"',
+    ):
         store(f"manifest text {len(made)}", manifest_text(text))
     harmful = pickle.dumps(Payload())
     for protocol in range(6):
@@ -205,7 +218,9 @@ def stores(root: Path) -> dict[str, Path]:
     store("check of pickle", bytes(slot_file(STATE)), check=harmful.ljust(65536, b"\0"))
     store("check of random bytes", bytes(slot_file(STATE)), check=random.Random(1).randbytes(65536))
     store("check that is short", bytes(slot_file(STATE)), check=b"PCC")
-    store("check word of no slot", bytes(slot_file(STATE)), check=bytes(check_file(word=format.MAX_COUNTER << 16 | 65535)))
+    store(
+        "check word of no slot", bytes(slot_file(STATE)), check=bytes(check_file(word=format.MAX_COUNTER << 16 | 65535))
+    )
     sparse = store("sparse and huge", bytes(slot_file(STATE, manifest_bytes=1 << 40)))
     os.truncate(sparse / "slot-000.pcc", 1 << 42)
     sparse = store("sparse check", bytes(slot_file(STATE)))
@@ -231,7 +246,14 @@ def stores(root: Path) -> dict[str, Path]:
                     s.bind(name)
                 os.chdir(here)
     folder = store("names")
-    for name in ("slot-999999.pcc", "slot-00.pcc", "slot--01.pcc", "slot-000.pcc ", "slot-000.pcc.half", "SLOT-000.PCC"):
+    for name in (
+        "slot-999999.pcc",
+        "slot-00.pcc",
+        "slot--01.pcc",
+        "slot-000.pcc ",
+        "slot-000.pcc.half",
+        "SLOT-000.PCC",
+    ):
         (folder / name).write_bytes(bytes(slot_file(STATE)))
     for name in ("kept.pcc", "x.pcc"):
         (root / name).write_bytes(harmful)
@@ -252,7 +274,7 @@ def manifest_text(text: bytes) -> bytes:
 
 
 def test_case_40_hostile_files_are_refused(tmp_path):
-    """Case 40: no code runs, nothing is unpickled or followed, little memory is taken, everything ends with our error."""
+    """Case 40: no code runs, nothing is unpickled or followed, little memory is taken, all ends with our errors."""
     root = tmp_path / "stores"
     root.mkdir()
     made = stores(root)

@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import pccheck
 import pytest
-from pccheck.audit import audit, exit_code
 
+import pccheck
+from pccheck.audit import audit, exit_code
 from tests.faults.helpers import WAIT_S, open_descriptors, step_of
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ print(step)
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def writer(fast_path):
     """Start a writer, give its directory and what it has promised; end it, and see that it ended well."""
     board = fast_path / "board"
@@ -55,9 +55,7 @@ def writer(fast_path):
 
     def start(directory: Path, keep: int, pipeline: str):
         command = [sys.executable, "-c", WRITER, str(directory), str(board), str(keep), pipeline]
-        started.append(
-            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
 
         def promised() -> int:
             return struct.unpack("<Q", shared[0:8])[0]
