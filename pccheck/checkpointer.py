@@ -132,8 +132,7 @@ class Checkpointer:
                 return save
             job = self._flight.submit(save, prepared)
         if self.options.snapshot == "copy" and not prepared.stable:
-            self._flight.wait_captured([job], self.options.write_timeout_s)
-            save.note_captured()  # by the committer, too, but perhaps not yet
+            self._flight.await_copy(save, job)
         self._report(before=save.counter)  # how this one ends, its caller learns from what is returned
         return save
 

@@ -109,6 +109,7 @@ class Flight:
             raise
 
     def _submit(self, save: Save, prepared: Prepared) -> Job:
+        self._start_committer()
         room = format.padded(prepared.manifest_room + prepared.manifest_room // 4, _SLOT_ROUND)  # metadata varies
         self._store.ensure(format.PAYLOAD_OFFSET + prepared.payload_bytes + room)
         record = self._store.reserve(save.counter, save.step)
@@ -129,12 +130,15 @@ class Flight:
         )  # fmt: skip
         with self._state:
             self._jobs[save.counter] = job
-            if len(self._committers) < self._options.in_flight:
-                thread = threading.Thread(target=self._commit_all, name="pccheck-commit", daemon=True)
-                self._committers.append(thread)
-                thread.start()
         self._work.put(work)
         return job
+
+    def _start_committer(self) -> None:
+        """Have a thread for this save; before it takes anything, since a system may refuse another thread."""
+        if len(self._committers) < self._options.in_flight:
+            thread = threading.Thread(target=self._commit_all, name="pccheck-commit", daemon=True)
+            thread.start()
+            self._committers.append(thread)
 
     def _pipeline_for(self, prepared: Prepared, medium: Medium) -> Pipeline:
         """Give the pipeline; the first save makes it, and one of a much larger state makes a larger one."""
@@ -149,6 +153,7 @@ class Flight:
         if self._pipeline is None or wanted > 2 * self._pool_bytes:
             if self._pipeline is not None:
                 self._pipeline.close(self._options.write_timeout_s)
+                self._pipeline, self._pool_bytes = None, 0  # there may be no memory for the next
             native = mapped or medium.fileno() is not None
             name = self._options.pipeline if native else "portable"
             self._pipeline = make_pipeline(name, wanted, self._options.chunk_bytes, self._options.writers)
@@ -209,6 +214,15 @@ class Flight:
             self._jobs = {c: j for c, j in self._jobs.items() if j not in jobs}
             self._stats = replace(self._stats, fence_wait_s=self._stats.fence_wait_s + waited)
         return waited
+
+    def await_copy(self, save: Save, job: Job) -> None:
+        """Wait until a state was copied; whatever ends this wait ends the save, for then the state may be changed."""
+        try:
+            self.wait_captured([job], self._options.write_timeout_s)
+        except BaseException:  # Ctrl-C in a notebook, or the deadline
+            job.cancel()
+            raise
+        save.note_captured()  # the committer does it, too, but perhaps not yet
 
     def drain(self, timeout_s: float | None, *, close: bool = False) -> None:
         """Wait until no save is under way, and with `close` let no other begin; DeadlineError after `timeout_s`."""

@@ -92,6 +92,11 @@ class Slots:
             del self._media[slot]
         medium.close()
 
+    def forget(self, slot: int) -> None:
+        """Close a slot whose file has lost its name; whatever has that name by now is not touched."""
+        with self._lock:
+            self._media.pop(slot).close()
+
     def _remove_name(self, slot: int, medium: Medium) -> None:
         links = medium.links()
         try:

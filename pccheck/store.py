@@ -13,9 +13,9 @@ from pccheck import retention
 from pccheck.books import Books
 from pccheck.check import Check
 from pccheck.coordination import Coordinator
-from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken
+from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken, UsageError
 from pccheck.events import Event, Grew, Released
-from pccheck.format import Record, SlotState, word_counter
+from pccheck.format import MAX_COUNTER, Record, SlotState, word_counter
 from pccheck.history import History
 from pccheck.ledger import Entry, State
 from pccheck.medium import Medium
@@ -72,6 +72,8 @@ class Store:
         """Use up one counter."""
         with self.books.lock:
             counter = self.books.next_counter
+            if counter > MAX_COUNTER:
+                raise UsageError(f"{self.path} has used all of its {MAX_COUNTER:,} counters; use another directory")
             self.books.next_counter += 1
             self.books.check.use_counter(counter)
         return counter
@@ -103,12 +105,21 @@ class Store:
             record = self._take(counter, step, read)
             if record is None:
                 self._make_room()
+            elif not self.slots[record.slot].links() and self.books.check.links():
+                self._forget(record.slot)  # somebody removed the file alone: a checkpoint in it could not be found
             elif self.slots[record.slot].lock_exclusive():
                 return record
             else:
                 read.add(record.slot)
                 with self.books.lock:
                     self.books.ledger.fail(record.slot)
+
+    def _forget(self, slot: int) -> None:
+        with self.books.files_lock:
+            with self.books.lock:
+                self.books.ledger.fail(slot)
+                self.books.ledger.retire(slot)
+            self.slots.forget(slot)
 
     def _take(self, counter: int, step: int, read: set[int]) -> Record | None:
         with self.books.lock:

@@ -17,13 +17,23 @@ from .tables import Cell, Figure, Table
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One loop on one disk."""
+    """One loop on one disk.
+
+    Args:
+        title: of the column.
+        loop: what is done there.
+        contenders: by whom.
+        disk: what must be entered meanwhile.
+        directory: where that disk is; None = where the bench runs.
+        fill: start the clock only when as many saves as fit in flight are under way, as a slow disk demands.
+    """
 
     title: str
     loop: Loop
     contenders: Sequence[Contender]
     disk: Callable[[], AbstractContextManager[object]] = nullcontext
     directory: Path | None = None
+    fill: bool = False
 
 
 def _rounds(bench: Bench, columns: Sequence[Column]) -> dict[tuple[str, str], list[Slowdown]]:
@@ -35,7 +45,8 @@ def _rounds(bench: Bench, columns: Sequence[Column]) -> dict[tuple[str, str], li
                 for contender in column.contenders:
                     bench.say(f"round {number + 1} of {bench.scale.rounds}, {column.title}: {contender.name}")
                     slots = contender.in_flight + 1 if contender.in_flight else 0
-                    loop = replace(column.loop, warm_up=slots, lead=max(column.loop.lead, slots))
+                    lead = max(column.loop.lead, slots) if column.fill else column.loop.lead
+                    loop = replace(column.loop, warm_up=slots, lead=lead)
                     with emptied((column.directory or bench.directory) / "run") as where:
                         result = bench.lab.run(measure_slowdown, contender, where, loop)
                     found.setdefault((contender.name, column.title), []).append(result)
@@ -68,7 +79,7 @@ def slowdown(bench: Bench) -> Table:
     s = bench.scale
     everyone = [Nothing(), *_pccheck("lazy", 1, 2, 3), *_pccheck("copy", 1, 2, 3), *peers()]
     device = Loop(state_bytes=s.state_bytes, step_s=s.step_s, every=s.every, intervals=s.intervals)
-    python = replace(device, python=True, intervals=min(2, s.intervals), pairs=s.python_pairs)
+    python = replace(device, python=True, intervals=1, pairs=s.python_pairs)
     columns = [
         Column(title="device", loop=device, contenders=everyone),
         Column(title="python", loop=python, contenders=everyone),
@@ -139,13 +150,15 @@ def _limited_columns(bench: Bench, *, kernel: bool) -> list[Column]:
 def _on_disk(bench: Bench, title: str, loop: Loop, phases: tuple[tuple[float, float], ...], *, kernel: bool) -> Column:
     if not kernel:
         total = tuple((rate * MIB, seconds) for rate, seconds in phases)
-        return Column(title=title, loop=loop, contenders=[Pccheck("lazy", n, total=total) for n in (1, 2, 3)])
+        ours = [Pccheck("lazy", n, total=total) for n in (1, 2, 3)]
+        return Column(title=title, loop=loop, contenders=ours, fill=True)
     return Column(
         title=title,
         loop=loop,
         contenders=[*_pccheck("lazy", 1, 2, 3), *peers()],
         disk=lambda: bench.slow_disk.changing(phases),
         directory=bench.slow_disk.mountpoint,
+        fill=True,
     )
 
 
@@ -160,6 +173,7 @@ def network(bench: Bench) -> Table:
             title=title,
             loop=loop,
             contenders=[Pccheck("lazy", n, total=((total, 1.0),), stream_bytes_per_s=limit) for n in (1, 2, 3, 4)],
+            fill=True,
         )
         for title, limit in ((f"{stream / MIB:.0f} MiB/s a stream", stream), ("one stream fills it", 0.0))
     ]

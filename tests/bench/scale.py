@@ -23,7 +23,7 @@ class Scale:
     small_step_s: float = 0.05
     every: int = 10
     intervals: int = 3
-    python_pairs: int = 4
+    python_pairs: int = 8
     every_step_intervals: int = 40
     slow_rates: bool = True  # False = skip the slowest disks, as a quick run must
     changing_intervals: int = 16

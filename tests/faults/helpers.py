@@ -14,9 +14,13 @@ import numpy as np
 
 import pccheck
 from pccheck import format
+from pccheck.directory import Directory
+from pccheck.testing.faults import FaultyVolume, Script
+from pccheck.testing.throttle import Rate, ThrottledVolume
 
 CHUNK = 4096
 WAIT_S = 60.0
+ROOT = Path(__file__).parents[2]
 
 
 def make_state(step: int, nbytes: int = 3 * CHUNK) -> dict[str, Any]:
@@ -33,6 +37,18 @@ def step_of(state: dict[str, Any]) -> int:
     np.testing.assert_array_equal(state["w"], expected["w"])
     np.testing.assert_array_equal(state["m"]["v"], expected["m"]["v"])
     return step
+
+
+def throttled(directory: Path, bytes_per_s: float, **options: Any) -> pccheck.Checkpointer:
+    """Open a store on storage of this rate."""
+    volume = ThrottledVolume(Directory(str(directory), create=True, write=True), total=Rate.steady(bytes_per_s))
+    return pccheck.Checkpointer(volume, **{"chunk_bytes": CHUNK, **options})
+
+
+def faulty(directory: Path, script: Script, **options: Any) -> pccheck.Checkpointer:
+    """Open a store on storage that fails by script."""
+    volume = FaultyVolume(Directory(str(directory), create=True, write=True), script)
+    return pccheck.Checkpointer(volume, **{"chunk_bytes": CHUNK, **options})
 
 
 def pool_of(ck: pccheck.Checkpointer) -> tuple[int, int]:

@@ -21,6 +21,7 @@ SECONDS = 3.0
 WRITER = """
 import mmap, os, struct, sys, time
 import pccheck
+from pccheck.errors import StepNotFoundError
 from tests.faults.helpers import make_state
 
 directory, board, keep, pipeline = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -38,7 +39,10 @@ with pccheck.Checkpointer(directory, in_flight=3, keep=keep, chunk_bytes=4096, p
         save = ck.save(step, make_state(step, 4096 * (1 + step % 8)))
         save.durable.add_done_callback(lambda _, save=save: durable(save))
         if step % 50 == 7:
-            ck.pin(ck.latest()) if not ck.steps()[0] < ck.latest() - 20 else ck.unpin(ck.steps()[0])
+            try:
+                ck.pin(ck.latest()) if not ck.steps()[0] < ck.latest() - 20 else ck.unpin(ck.steps()[0])
+            except StepNotFoundError:
+                pass  # it was superseded meanwhile
         time.sleep(0.002)
 print(step)
 """
