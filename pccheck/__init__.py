@@ -5,10 +5,10 @@ Loads no framework: an adapter is found when the first leaf of its kind is seen.
 
 from pccheck import errors, events
 from pccheck.checkpointer import Checkpointer
-from pccheck.flight import Stats
 from pccheck.options import Options
-from pccheck.restoring import Restored, Skipped
-from pccheck.save import Save
+from pccheck.reading.restoring import Restored, Skipped
+from pccheck.saving.flight import Stats
+from pccheck.saving.save import Save
 from pccheck.version import __version__
 from pccheck.view import open
 

@@ -13,11 +13,11 @@ from typing import Any, Literal
 from pccheck import format
 from pccheck.errors import ContentError, DamagedError, MediumError, ReusedError
 from pccheck.format import SlotState
-from pccheck.listing import CheckFacts, Listing, SlotFile
-from pccheck.manifest import Manifest
-from pccheck.medium import Medium
-from pccheck.places import Place, locate
-from pccheck.reader import read_manifest, verify
+from pccheck.reading.listing import CheckFacts, Listing, SlotFile
+from pccheck.reading.places import Place, locate
+from pccheck.reading.reader import read_manifest, verify
+from pccheck.state.manifest import Manifest
+from pccheck.storage.medium import Medium
 
 State = Literal["published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable"]
 Verdict = Literal["ok", "damaged", "reused", "-"]

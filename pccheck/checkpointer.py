@@ -11,22 +11,23 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from pccheck import format, reader
-from pccheck.coordination import Coordinator, Solo
-from pccheck.directory import Directory
+from pccheck import format
 from pccheck.errors import ClosedError, DeadlineError, ForkedError, UsageError
 from pccheck.events import Event
-from pccheck.flight import Flight, Stats
-from pccheck.kinds import kind_of
-from pccheck.listing import list_store
-from pccheck.medium import Medium
-from pccheck.notifier import Notifier
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
-from pccheck.planner import Planner
-from pccheck.restoring import Restored, assemble, fitting, load_newest
-from pccheck.save import Save
-from pccheck.store import Store
-from pccheck.volume import Volume
+from pccheck.reading import reader
+from pccheck.reading.listing import list_store
+from pccheck.reading.restoring import Restored, assemble, fitting, load_newest
+from pccheck.saving.flight import Flight, Stats
+from pccheck.saving.notifier import Notifier
+from pccheck.saving.save import Save
+from pccheck.state.kinds import kind_of
+from pccheck.state.planner import Planner
+from pccheck.storage.directory import Directory
+from pccheck.storage.medium import Medium
+from pccheck.storage.volume import Volume
+from pccheck.store.coordination import Coordinator, Solo
+from pccheck.store.store import Store
 
 
 class Checkpointer:

@@ -1,6 +1,6 @@
 """What an observer hears of a Checkpointer (floor 0: imports nothing of pccheck).
 
-Events are frozen and arrive in order on a thread of their own; an observer that is slow or raises cannot delay a commit.
+Events are frozen and arrive in order on a thread of their own; an observer that is slow or raises delays no commit.
 """
 
 from __future__ import annotations

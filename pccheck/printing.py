@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pccheck import format
 from pccheck.audit import Damage, SlotReport, StoreReport, exit_code
-from pccheck.listing import CheckFacts
+from pccheck.reading.listing import CheckFacts
 from pccheck.version import __version__
 
 _STATE_STYLES = {"published": "bold green", "unreadable": "bold red", "filling": "yellow", "abandoned": "magenta"}

@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, final
 
 from pccheck.errors import ClosedError, NoValidCheckpointError, ReusedError, StepNotFoundError, UsageError
-from pccheck.listing import Listing
-from pccheck.medium import Medium
-from pccheck.places import Place, locate
-from pccheck.restoring import ATTEMPTS, Candidate, Restored, Skipped, assemble, candidates, fitting, load_newest
-from pccheck.stored import Checkpoint, open_checkpoint
+from pccheck.reading.listing import Listing
+from pccheck.reading.places import Place, locate
+from pccheck.reading.restoring import ATTEMPTS, Candidate, Restored, Skipped, assemble, candidates, fitting, load_newest
+from pccheck.reading.stored import Checkpoint, open_checkpoint
+from pccheck.storage.medium import Medium
 
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import ctypes
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from pccheck.plan import Chunk, Layout
+from pccheck.state.plan import Chunk, Layout
 
 # Below this size a copy keeps the interpreter's lock: letting go of it and waiting for a busy main thread to give it
 # back (5 ms each) costs more than the copy, for thousands of small arrays all of the difference.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pccheck.medium import Medium
-from pccheck.plan import Layout
+from pccheck.state.plan import Layout
+from pccheck.storage.medium import Medium
 
 
 @dataclass(frozen=True, kw_only=True)

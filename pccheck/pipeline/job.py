@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
-from pccheck import forks
-from pccheck.buffers import Buffer
-from pccheck.digest import DIGEST_BYTES
 from pccheck.errors import MediumError, UsageError
-from pccheck.medium import Medium
 from pccheck.pipeline.interface import JobStats
-from pccheck.plan import Layout
+from pccheck.state.plan import Layout
+from pccheck.storage import forks
+from pccheck.storage.buffers import Buffer
+from pccheck.storage.digest import DIGEST_BYTES
+from pccheck.storage.medium import Medium
 
 PROLOGUE = -1  # stands for the prologue where a chunk's index is meant
 

@@ -10,9 +10,9 @@ from pccheck import _native
 from pccheck._native import Pipeline as NativeThreads  # also where `_native` is but a checkout's folder of C files
 from pccheck.errors import DeadlineError, MediumError, OptionError, UsageError
 from pccheck.format import PAGE, padded
-from pccheck.medium import Medium
 from pccheck.pipeline.interface import Job, JobStats
-from pccheck.plan import Layout
+from pccheck.state.plan import Layout
+from pccheck.storage.medium import Medium
 
 MAX_THREADS = 64
 MAX_RETRIES = 100

@@ -15,19 +15,19 @@ from typing import final
 
 import numpy as np
 
-from pccheck import forks
-from pccheck.buffers import Buffer, BufferPool
-from pccheck.digest import xxh3_128
 from pccheck.errors import ClosedError, DeadlineError, MediumError, OptionError, UsageError
-from pccheck.fileio import TRANSIENT
 from pccheck.format import PAGE
-from pccheck.media import address_of
-from pccheck.medium import Medium
 from pccheck.pipeline.gather import gather
 from pccheck.pipeline.interface import Job
 from pccheck.pipeline.job import PROLOGUE, PortableJob
 from pccheck.pipeline.schedule import Schedule
-from pccheck.plan import Layout
+from pccheck.state.plan import Layout
+from pccheck.storage import forks
+from pccheck.storage.buffers import Buffer, BufferPool
+from pccheck.storage.digest import xxh3_128
+from pccheck.storage.fileio import TRANSIENT
+from pccheck.storage.media import address_of
+from pccheck.storage.medium import Medium
 
 FIRST_PAUSE_S = 0.001  # before a write is tried again; each next one is four times longer
 

@@ -11,9 +11,9 @@ import time
 from collections import deque
 from typing import final
 
-from pccheck.buffers import Buffer, BufferPool
-from pccheck.digest import DIGEST_BYTES
 from pccheck.pipeline.job import PROLOGUE, PortableJob
+from pccheck.storage.buffers import Buffer, BufferPool
+from pccheck.storage.digest import DIGEST_BYTES
 
 IDLE_S = 60.0  # threads look around this often even if nobody calls them
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
-from pccheck import format, reader
+from pccheck import format
 from pccheck.checkpointer import Checkpointer
 from pccheck.errors import ContentError, MediumError
 from pccheck.format import SlotState
-from pccheck.listing import SlotFile, list_store
+from pccheck.reading import reader
+from pccheck.reading.listing import SlotFile, list_store
 from pccheck.testing.disk import SyncInfo
 from pccheck.testing.simulated import SimulatedVolume
 from pccheck.testing.system import System

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pccheck import paths
-from pccheck.tree import type_name
+from pccheck.state import paths
+from pccheck.state.tree import type_name
 
 
 def same(a: object, b: object, *, by_field: bool = False) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from pccheck.errors import CapacityError, ClosedError, FormatError, MediumError, PccheckError
 from pccheck.format import CHECK_ADDR_OFFSET, CHECK_BYTES, CHECK_NAME, PAGE, PEER_ADDR_OFFSET
-from pccheck.medium import Medium
+from pccheck.storage.medium import Medium
+from pccheck.storage.volume import CheckPage, Volume
 from pccheck.testing.pipelines import check_pipeline
 from pccheck.testing.promises import check, raises, read
-from pccheck.volume import CheckPage, Volume
 
 MIB = 1 << 20
 __all__ = ["check_medium", "check_pipeline", "check_volume"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from pccheck.errors import CapacityError, MediumError
-from pccheck.fileio import NO_ROOM
-from pccheck.medium import Medium
-from pccheck.volume import CheckPage, Volume
+from pccheck.storage.fileio import NO_ROOM
+from pccheck.storage.medium import Medium
+from pccheck.storage.volume import CheckPage, Volume
 
 Operation = Literal[
     "*", "read", "write", "sync", "allocate", "open", "create", "link", "remove", "names", "sync_names",

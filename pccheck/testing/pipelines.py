@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 
 from pccheck.errors import DeadlineError, MediumError, PccheckError
 from pccheck.format import PAGE, PAYLOAD_OFFSET
-from pccheck.media import FileMedium
-from pccheck.medium import Medium
 from pccheck.pipeline.interface import Job, Pipeline
-from pccheck.plan import lay_out
+from pccheck.state.plan import lay_out
+from pccheck.storage.media import FileMedium
+from pccheck.storage.medium import Medium
 from pccheck.testing.faults import FOREVER, Fault, FaultyMedium, Script
 from pccheck.testing.promises import check, raises, read
 from pccheck.testing.states import LONG_S, Gate, State, check_file, make_state

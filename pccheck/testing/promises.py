@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pccheck.medium import Medium
+from pccheck.storage.medium import Medium
 
 
 def check(condition: object, promise: str) -> None:

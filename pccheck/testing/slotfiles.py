@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-from pccheck import format, tree
+from pccheck import format
 from pccheck.format import Abandoned, Record, SlotState
-from pccheck.plan import lay_out
+from pccheck.state import tree
+from pccheck.state.plan import lay_out
 
 STORE_ID = b"store-for-tests!"
 Edit = Callable[[dict[str, Any]], None]

@@ -11,10 +11,10 @@ import numpy as np
 import xxhash
 
 from pccheck.format import PAYLOAD_OFFSET
-from pccheck.media import address_of
-from pccheck.medium import Medium
 from pccheck.pipeline.interface import Job
-from pccheck.plan import Layout, Piece, lay_out
+from pccheck.state.plan import Layout, Piece, lay_out
+from pccheck.storage.media import address_of
+from pccheck.storage.medium import Medium
 from pccheck.testing.faults import FaultyMedium, Script
 from pccheck.testing.promises import check, read
 

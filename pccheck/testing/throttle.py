@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from pccheck.medium import Medium
-from pccheck.volume import CheckPage, Volume
+from pccheck.storage.medium import Medium
+from pccheck.storage.volume import CheckPage, Volume
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ torch = pytest.importorskip("torch")
 from pccheck_torch import kind  # noqa: E402
 from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
 
-from pccheck import manifest  # noqa: E402
-from pccheck.assembly import assemble  # noqa: E402
 from pccheck.errors import FormatError, MismatchError, UnsupportedLeafError  # noqa: E402
-from pccheck.kinds import Kinds, kind_of  # noqa: E402
 from pccheck.leaves import LeafSpec  # noqa: E402
-from pccheck.planner import Planner  # noqa: E402
+from pccheck.state import manifest  # noqa: E402
+from pccheck.state.assembly import assemble  # noqa: E402
+from pccheck.state.kinds import Kinds, kind_of  # noqa: E402
+from pccheck.state.planner import Planner  # noqa: E402
 from pccheck.testing.compare import difference, same  # noqa: E402
 
 Parameter = torch.nn.Parameter
@@ -425,8 +425,8 @@ def test_without_torch_tensors_come_back_as_numpy():
 def test_numpy_alone_loads_no_torch():
     program = (
         "import sys, numpy as np\n"
-        "from pccheck.kinds import kind_of\n"
-        "from pccheck.planner import Planner\n"
+        "from pccheck.state.kinds import kind_of\n"
+        "from pccheck.state.planner import Planner\n"
         "Planner(kind_of, 4096).prepare({'a': np.zeros(3), 'b': np.float32(1)}, step=1)\n"
         "assert 'torch' not in sys.modules and 'pccheck_torch' not in sys.modules\n"
         "import torch\n"

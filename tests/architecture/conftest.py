@@ -29,7 +29,7 @@ class Module:
     def imports(self, names: frozenset[str]) -> list[tuple[int, str]]:
         """Give (line, module) of everything imported, in functions too; `names` are the modules of the house.
 
-        `from pccheck import plan` is an import of pccheck.plan; one that takes `__version__` only is of nothing.
+        `from pccheck import plan` is an import of pccheck.state.plan; one that takes `__version__` only is of nothing.
         """
         found: list[tuple[int, str]] = []
         for node in ast.walk(self.tree):

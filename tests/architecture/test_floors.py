@@ -9,15 +9,21 @@ import sys
 FLOORS = {
     4: {"cli", "printing", "audit"},
     3: {"checkpointer", "view"},
-    2: {"store", "opening", "slots", "check", "books", "commit", "save", "flight", "history", "notifier"}
-    | {"reader", "chunks", "listing", "places", "restoring", "stored", "coordination"}
-    | {"pipeline", "pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}
+    2: {"store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
+    | {"store.coordination"}
+    | {"saving.commit", "saving.save", "saving.flight", "saving.notifier"}
+    | {"reading.reader", "reading.chunks", "reading.listing", "reading.places", "reading.restoring", "reading.stored"}
+    | {"pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}
     | {"pipeline.job", "pipeline.schedule", "pipeline.gather"},
-    1: {"volume", "directory", "names", "checkpage", "medium", "media", "memory", "fileio", "filesystem", "forks"}
-    | {"buffers", "sizing", "digest", "_native"}
-    | {"kinds", "numpy_leaves", "numpy_dtypes", "text_leaves", "leaftable", "planner", "assembly"},
-    0: {"errors", "options", "format", "manifest", "plan", "ledger", "retention", "events", "version"}
-    | {"tree", "nodes", "paths", "forms", "structure", "fit", "leaves"},
+    1: {"storage.volume", "storage.directory", "storage.names", "storage.checkpage", "storage.medium"}
+    | {"storage.media", "storage.memory", "storage.fileio", "storage.filesystem", "storage.forks"}
+    | {"storage.buffers", "storage.digest", "saving.sizing", "_native"}
+    | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
+    | {"state.planner", "state.assembly"},
+    0: {"errors", "options", "format", "events", "version", "leaves"}
+    | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
+    | {"state.fit", "store.ledger", "store.retention"}
+    | {"pipeline", "reading", "saving", "state", "storage", "store"},  # the folders: their docstrings say what is in
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it
@@ -25,8 +31,10 @@ BESIDE = "pccheck.testing"  # may import every room but cli; no room may import 
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "orbax", "flax", "tensorstore")
 # Looking must not repair: what `inspect` reaches may not hold, even indirectly, the code that writes.
-WRITERS = {f"pccheck.{room}" for room in ("store", "opening", "books", "check", "commit", "flight", "checkpointer")}
-READ_ONLY = {f"pccheck.{room}": WRITERS for room in ("cli", "printing", "audit", "view", "listing", "reader", "places")}
+WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history")}
+WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer"}
+READ_ONLY = {f"pccheck.{room}": WRITERS for room in ("cli", "printing", "audit", "view")}
+READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("listing", "reader", "places", "restoring", "stored")}
 # Floor 0 is pure: no I/O, no threads, no clock.
 IMPURE = {"os", "io", "pathlib", "time", "threading", "socket", "mmap", "subprocess", "concurrent", "queue", "tempfile"}
 
@@ -160,12 +168,12 @@ def test_adapters_use_public_names_only(adapters):
 
 def test_the_floors_bite(parse):
     """Each kind of wrong arrow, in a small house, is seen."""
-    low = parse("pccheck.format", "format.py", "def f():\n    from pccheck import store\n")
-    high = parse("pccheck.store", "store.py", "from .format import f\nfrom pccheck import __version__\n")
+    low = parse("pccheck.format", "format.py", "def f():\n    from pccheck.store import store\n")
+    high = parse("pccheck.store.store", "store/store.py", "from ..format import f\nfrom pccheck import __version__\n")
     assert graph([low, high]) == {
-        "pccheck.format": [(2, "pccheck.store")],
-        "pccheck.store": [(1, "pccheck.format")],
+        "pccheck.format": [(2, "pccheck.store.store")],
+        "pccheck.store.store": [(1, "pccheck.format")],
     }
-    assert reachable(graph([low, high]), "pccheck.store").keys() == {"pccheck.store", "pccheck.format"}
-    inner = parse("pccheck.pipeline", "pipeline/__init__.py", "from . import native\nfrom ..store import x\n", True)
-    assert graph([inner])["pccheck.pipeline"] == [(1, "pccheck.pipeline.native"), (2, "pccheck.store")]
+    assert reachable(graph([low, high]), "pccheck.store.store").keys() == {"pccheck.store.store", "pccheck.format"}
+    inner = parse("pccheck.pipeline", "pipeline/__init__.py", "from . import native\nfrom ..store.store import x\n", True)
+    assert graph([inner])["pccheck.pipeline"] == [(1, "pccheck.pipeline.native"), (2, "pccheck.store.store")]

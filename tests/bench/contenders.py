@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 import pccheck
-from pccheck.directory import Directory
+from pccheck.storage.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
 from .states import State

@@ -22,8 +22,9 @@ import ml_dtypes
 import numpy as np
 
 import pccheck
-from pccheck import format, reader
-from pccheck.directory import Directory
+from pccheck import format
+from pccheck.reading import reader
+from pccheck.storage.directory import Directory
 
 HERE = Path(__file__).parent
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from pccheck.filesystem import storage_of
+from pccheck.storage.filesystem import storage_of
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from pccheck.directory import Directory
-from pccheck.media import FileMedium
-from pccheck.memory import MemoryMedium
+from pccheck.storage.directory import Directory
+from pccheck.storage.media import FileMedium
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.conformance import check_medium
 from pccheck.testing.faults import FaultyMedium, Script
 from pccheck.testing.throttle import Limit, Rate, ThrottledMedium

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from pccheck.directory import Directory
-from pccheck.media import FileMedium
-from pccheck.memory import MemoryMedium
 from pccheck.pipeline.choose import make_pipeline, native_missing
 from pccheck.pipeline.portable import PortablePipeline
+from pccheck.storage.directory import Directory
+from pccheck.storage.media import FileMedium
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.conformance import check_pipeline
 from pccheck.testing.faults import FaultyMedium, Script
 

@@ -14,11 +14,11 @@ import pytest
 
 from pccheck.errors import DeadlineError, ForkedError, MediumError, OptionError, UsageError
 from pccheck.format import PAYLOAD_OFFSET
-from pccheck.memory import MemoryMedium
 from pccheck.pipeline import choose
 from pccheck.pipeline.choose import make_pipeline, native_missing
 from pccheck.pipeline.portable import PortablePipeline
-from pccheck.plan import lay_out
+from pccheck.state.plan import lay_out
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.states import Gate
 
 CHUNK = 1 << 16
@@ -119,9 +119,9 @@ def test_a_forked_child_may_call_nothing(pipeline):
 STUCK = """
 import sys, threading
 import numpy as np
-from pccheck.memory import MemoryMedium
+from pccheck.storage.memory import MemoryMedium
 from pccheck.pipeline.portable import PortablePipeline
-from pccheck.plan import lay_out
+from pccheck.state.plan import lay_out
 class Stuck:
     path = "stuck"
     def mapping(self): return None

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from pccheck import checkpage, directory
-from pccheck.directory import Directory
+from pccheck.storage import checkpage, directory
+from pccheck.storage.directory import Directory
 from pccheck.testing.conformance import check_volume
 from pccheck.testing.faults import FaultyVolume, Script
 from pccheck.testing.throttle import Rate, ThrottledVolume

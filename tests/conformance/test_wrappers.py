@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from pccheck.directory import Directory
 from pccheck.errors import CapacityError, MediumError
-from pccheck.memory import MemoryMedium
+from pccheck.storage.directory import Directory
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.faults import FOREVER, Fault, FaultyMedium, FaultyVolume, Script
 from pccheck.testing.promises import read
 from pccheck.testing.throttle import Limit, Rate, ThrottledMedium, ThrottledVolume

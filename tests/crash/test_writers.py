@@ -11,8 +11,8 @@ import pytest
 
 import pccheck
 from pccheck.audit import audit, exit_code
-from pccheck.directory import Directory
 from pccheck.errors import MediumError, StoreGoneError, StoreTaken
+from pccheck.storage.directory import Directory
 from pccheck.testing.checkpointer_system import CheckpointerSystem
 from pccheck.testing.disk import SimulatedDisk
 from pccheck.testing.scenario import fingerprint, make_state

@@ -14,7 +14,7 @@ import numpy as np
 
 import pccheck
 from pccheck import format
-from pccheck.directory import Directory
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import FaultyVolume, Script
 from pccheck.testing.throttle import Rate, ThrottledVolume
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import pccheck
-from pccheck import format, reader
-from pccheck.checkpage import FilePage, atomics
-from pccheck.directory import Directory
+from pccheck import format
 from pccheck.errors import FormatError, MediumError
+from pccheck.reading import reader
+from pccheck.storage.checkpage import FilePage, atomics
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import FaultyVolume, Script
 from tests.faults.helpers import CHUNK, WAIT_S, Gate, make_state, records, run_python, slot_files, step_of
 

@@ -10,9 +10,9 @@ import pytest
 
 import pccheck
 from pccheck import format
-from pccheck.directory import Directory
 from pccheck.errors import CapacityError
-from pccheck.plan import lay_out
+from pccheck.state.plan import lay_out
+from pccheck.storage.directory import Directory
 from tests.faults.helpers import CHUNK, WAIT_S
 
 GIB = 1 << 30
@@ -104,7 +104,7 @@ def pread(path: Path, offset: int, length: int) -> bytes:
 def test_d13_a_pipeline_writes_beyond_32_bits(tmp_path, pipeline):
     """D13: chunks whose place in the file lies beyond 4 GiB are written there, by both pipelines."""
     from pccheck.pipeline.choose import make_pipeline
-    from pccheck.plan import Chunk, Layout, Piece
+    from pccheck.state.plan import Chunk, Layout, Piece
 
     if pipeline == "native":
         pytest.importorskip("pccheck._native")

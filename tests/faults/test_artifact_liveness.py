@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck.directory import Directory
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import Fault, FaultyVolume, Script
 from pccheck.testing.throttle import Rate, ThrottledVolume
 from tests.faults.helpers import CHUNK, WAIT_S, Gate, make_state, pool_of, run_python, slot_files, step_of

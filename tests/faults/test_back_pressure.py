@@ -10,8 +10,8 @@ import pytest
 
 import pccheck
 from pccheck import events
-from pccheck.directory import Directory
 from pccheck.errors import DeadlineError, SkippedError
+from pccheck.storage.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 from tests.faults.helpers import CHUNK, WAIT_S, make_state, pool_of, step_of
 

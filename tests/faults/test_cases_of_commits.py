@@ -219,7 +219,7 @@ EXIT = """
 import sys, time
 import numpy as np
 import pccheck
-from pccheck.directory import Directory
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import Fault, FaultyVolume, Script
 from pccheck.testing.throttle import Rate, ThrottledVolume
 from tests.faults.helpers import make_state

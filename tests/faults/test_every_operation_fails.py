@@ -11,8 +11,8 @@ import pytest
 
 import pccheck
 from pccheck.audit import audit, exit_code
-from pccheck.directory import Directory
 from pccheck.errors import CapacityError, MediumError, PccheckError
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import FOREVER, Fault, FaultyVolume, Script
 from tests.faults.helpers import CHUNK, WAIT_S, make_state, pool_of, records, slot_files, step_of
 

@@ -22,7 +22,7 @@ import json, os, resource, signal, sys, time
 import numpy as np
 import pccheck
 from pccheck import errors
-import pccheck.audit, pccheck.reader, pccheck.view
+import pccheck.audit, pccheck.reading.reader, pccheck.view
 
 root, limit = sys.argv[1], int(sys.argv[2])
 seen, armed = [], []

@@ -12,8 +12,8 @@ import pytest
 import pccheck
 from pccheck import events
 from pccheck.audit import audit, exit_code
-from pccheck.directory import Directory
 from pccheck.errors import CapacityError, MediumError
+from pccheck.storage.directory import Directory
 from pccheck.testing.faults import Fault, FaultyVolume, Script
 from tests.faults.helpers import CHUNK, WAIT_S, make_state, pool_of, slot_files, step_of
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck import flight, format
-from pccheck.directory import Directory
+from pccheck import format
 from pccheck.errors import ContentError, MediumError, PccheckError
+from pccheck.saving import flight
+from pccheck.storage.directory import Directory
 from pccheck.testing.slotfiles import check_file, slot_file
 from pccheck.testing.throttle import Rate, ThrottledVolume
 from tests.faults.helpers import CHUNK, WAIT_S, make_state, pool_of, run_python, slot_files, step_of

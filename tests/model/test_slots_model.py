@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pccheck.format import Record, SlotState
-from pccheck.ledger import Ledger, State
-from pccheck.retention import releasable
+from pccheck.store.ledger import Ledger, State
+from pccheck.store.retention import releasable
 
 
 def build(state) -> Ledger:

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from pccheck.buffers import BufferPool
 from pccheck.errors import ClosedError, ForkedError, OptionError
-from pccheck.media import address_of
+from pccheck.storage.buffers import BufferPool
+from pccheck.storage.media import address_of
 
 LONG_S = 60.0
 MAP_FIXED_NOREPLACE = 0x100000  # Linux

@@ -3,15 +3,13 @@
 import pytest
 
 from pccheck import errors, format
-from pccheck.check import Check
-from pccheck.directory import Directory
 from pccheck.format import Abandoned, Record, SlotState
+from pccheck.storage.directory import Directory
+from pccheck.store.check import Check
 
 
 def record(counter: int, slot: int = 0) -> Record:
-    return Record(
-        store_id=bytes(16), slot=slot, state=SlotState.SEALED, incarnation=1, counter=counter, step=counter
-    )
+    return Record(store_id=bytes(16), slot=slot, state=SlotState.SEALED, incarnation=1, counter=counter, step=counter)
 
 
 @pytest.fixture

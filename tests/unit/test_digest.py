@@ -7,7 +7,7 @@ import random
 import pytest
 import xxhash
 
-from pccheck.digest import DIGEST_BYTES, xxh3_128
+from pccheck.storage.digest import DIGEST_BYTES, xxh3_128
 
 
 def test_published_value_of_nothing():

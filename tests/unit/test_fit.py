@@ -11,12 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pccheck import manifest
-from pccheck.assembly import assemble, fit_of
 from pccheck.errors import MismatchError, UsageError
-from pccheck.fit import Mismatch
-from pccheck.kinds import kind_of
-from pccheck.planner import Planner
+from pccheck.state import manifest
+from pccheck.state.assembly import assemble, fit_of
+from pccheck.state.fit import Mismatch
+from pccheck.state.kinds import kind_of
+from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference, same
 
 

@@ -8,10 +8,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pccheck import kinds
 from pccheck.errors import PccheckError, UnsupportedLeafError
-from pccheck.kinds import Kinds
-from pccheck.planner import Planner
+from pccheck.state import kinds
+from pccheck.state.kinds import Kinds
+from pccheck.state.planner import Planner
 
 
 def installed(monkeypatch, **entries):
@@ -51,12 +51,12 @@ def test_what_nobody_knows_has_no_kind_and_is_asked_for_once(monkeypatch):
 
 
 def test_an_adapter_is_found_by_any_class_that_a_type_derives_from(monkeypatch):
-    installed(monkeypatch, alien="pccheck.numpy_leaves:NumpyKind")
+    installed(monkeypatch, alien="pccheck.state.numpy_leaves:NumpyKind")
     table = Kinds()
     with pytest.raises(PccheckError, match="no LeafKind"):
         table(value_of("mine", type(value_of("alien.sub"))))
-    monkeypatch.setattr("pccheck.numpy_leaves.the_kind", WholeAlien(), raising=False)
-    installed(monkeypatch, alien="pccheck.numpy_leaves:the_kind")
+    monkeypatch.setattr("pccheck.state.numpy_leaves.the_kind", WholeAlien(), raising=False)
+    installed(monkeypatch, alien="pccheck.state.numpy_leaves:the_kind")
     assert Kinds()(value_of("mine", type(value_of("alien.sub")))).name == "alien"
     assert Kinds().named("alien").name == "alien"
 

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from pccheck.format import Record, SlotState
-from pccheck.ledger import TRANSITIONS, Act, Ledger, LedgerError, State
+from pccheck.store.ledger import TRANSITIONS, Act, Ledger, LedgerError, State
 
 
 def record(slot: int, counter: int, state: SlotState = SlotState.FILLING) -> Record:

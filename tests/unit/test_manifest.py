@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pccheck import manifest
-from pccheck.assembly import assemble
 from pccheck.errors import FormatError, UsageError
-from pccheck.kinds import kind_of
-from pccheck.manifest import MAX_METADATA_BYTES, encode_metadata
-from pccheck.planner import Planner
+from pccheck.state import manifest
+from pccheck.state.assembly import assemble
+from pccheck.state.kinds import kind_of
+from pccheck.state.manifest import MAX_METADATA_BYTES, encode_metadata
+from pccheck.state.planner import Planner
 
 STATE = {
     "a": np.arange(3000, dtype="<f4"), "p": [np.zeros((2, 0)), {"x": (1, -0.0, None)}, b"bytes", "text" * 2000],

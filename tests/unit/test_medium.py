@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from pccheck import fileio
 from pccheck.errors import CapacityError, ForkedError, MediumError
-from pccheck.filesystem import classify, storage_of
-from pccheck.media import FileMedium
-from pccheck.memory import MemoryMedium
+from pccheck.storage import fileio
+from pccheck.storage.filesystem import classify, storage_of
+from pccheck.storage.media import FileMedium
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.promises import read
 
 MOUNTS = """\
@@ -48,7 +48,7 @@ def test_chosen_by_what_the_file_system_is(device, storage):
 
 
 def test_chosen_without_a_list_of_mounts(tmp_path, monkeypatch):
-    monkeypatch.setattr("pccheck.filesystem.MOUNTS", tmp_path / "none")
+    monkeypatch.setattr("pccheck.storage.filesystem.MOUNTS", tmp_path / "none")
     fd = os.open(tmp_path, os.O_RDONLY)
     assert storage_of(fd) == "buffered"
     os.close(fd)

@@ -22,10 +22,10 @@ import pytest
 pytest.importorskip("pccheck.pipeline.native", exc_type=ImportError, reason="the extension was not built")
 from pccheck import _native
 from pccheck.errors import ClosedError, DeadlineError, MediumError, OptionError, UsageError
-from pccheck.media import FileMedium
-from pccheck.memory import MemoryMedium
 from pccheck.pipeline.native import NativePipeline
-from pccheck.plan import Layout, Piece, lay_out
+from pccheck.state.plan import Layout, Piece, lay_out
+from pccheck.storage.media import FileMedium
+from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.pipelines import check_file, make_state
 
 PAGE = 4096

@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 from pccheck.errors import ForkedError, MediumError
 from pccheck.pipeline.native import NativePipeline
-from pccheck.plan import lay_out
+from pccheck.state.plan import lay_out
 
 CHUNK = 1 << 20
 layout = lay_out([24 * CHUNK], CHUNK)

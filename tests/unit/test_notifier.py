@@ -3,9 +3,9 @@
 import threading
 import time
 
-from pccheck import notifier
 from pccheck.events import Skipped
-from pccheck.notifier import Notifier
+from pccheck.saving import notifier
+from pccheck.saving.notifier import Notifier
 
 
 def event(n: int) -> Skipped:

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pccheck import numpy_dtypes, numpy_leaves
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.leaves import LeafSpec, dense_strides, is_dense
-from pccheck.numpy_leaves import NumpyKind
+from pccheck.state import numpy_dtypes, numpy_leaves
+from pccheck.state.numpy_leaves import NumpyKind
 from pccheck.testing.compare import difference
 
 KIND = NumpyKind()

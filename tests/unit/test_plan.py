@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccheck import format
-from pccheck.plan import Layout, Piece, lay_out
+from pccheck.state.plan import Layout, Piece, lay_out
 
 LENGTHS = st.lists(st.integers(0, 40_000), max_size=30)
 CHUNKS = st.sampled_from([4096, 8192, 65_536, 1 << 20])

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from pccheck import format, manifest
-from pccheck.assembly import assemble
+from pccheck import format
 from pccheck.errors import UnsupportedLeafError, UsageError
-from pccheck.forms import SMALL_BYTES
-from pccheck.kinds import kind_of
-from pccheck.planner import Planner
+from pccheck.state import manifest
+from pccheck.state.assembly import assemble
+from pccheck.state.forms import SMALL_BYTES
+from pccheck.state.kinds import kind_of
+from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference, same
 
 

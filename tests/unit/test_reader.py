@@ -18,12 +18,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccheck import chunks, format, reader
-from pccheck.directory import Directory
+from pccheck import format
 from pccheck.errors import ContentError, DamagedError, FormatError, MediumError, ReusedError
 from pccheck.format import Record, SlotState
-from pccheck.manifest import Manifest
-from pccheck.medium import Medium
+from pccheck.reading import chunks, reader
+from pccheck.state.manifest import Manifest
+from pccheck.storage.directory import Directory
+from pccheck.storage.medium import Medium
 from pccheck.testing.slotfiles import slot_file
 
 ARRAYS = {
@@ -452,8 +453,8 @@ class Bytes:
 
 LIMITED = """
 import resource, sys
-from pccheck.directory import Directory
-from pccheck import reader
+from pccheck.storage.directory import Directory
+from pccheck.reading import reader
 from pccheck.errors import ContentError
 volume = Directory(sys.argv[1], create=False, write=False)
 medium = volume.open("slot-000.pcc")

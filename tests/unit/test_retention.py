@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccheck.format import Record, SlotState
-from pccheck.ledger import Entry, State
-from pccheck.retention import releasable
+from pccheck.store.ledger import Entry, State
+from pccheck.store.retention import releasable
 
 
 def entry(counter, state=State.SEALED, verified=True, damaged=False, abandoned=False) -> Entry:

@@ -11,12 +11,12 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pccheck import manifest, tree
-from pccheck.assembly import assemble
-from pccheck.kinds import kind_of
 from pccheck.leaves import ABSENT
-from pccheck.planner import Planner
-from pccheck.structure import Structure
+from pccheck.state import manifest, tree
+from pccheck.state.assembly import assemble
+from pccheck.state.kinds import kind_of
+from pccheck.state.planner import Planner
+from pccheck.state.structure import Structure
 from pccheck.testing.compare import difference
 
 SETTINGS = settings(

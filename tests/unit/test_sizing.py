@@ -2,7 +2,7 @@
 
 import pytest
 
-from pccheck import sizing
+from pccheck.saving import sizing
 
 MIB = 1 << 20
 

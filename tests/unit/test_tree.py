@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from pccheck import nodes, paths, tree
 from pccheck.errors import FormatError, UnsupportedLeafError
+from pccheck.state import nodes, paths, tree
 from pccheck.testing.compare import difference, same
 
 

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 import pccheck
 from pccheck import format, view
-from pccheck.directory import Directory
 from pccheck.errors import (
     ClosedError,
     ContentError,
@@ -35,6 +34,7 @@ from pccheck.errors import (
     UsageError,
 )
 from pccheck.format import Abandoned, SlotState
+from pccheck.storage.directory import Directory
 from pccheck.testing.slotfiles import check_file, slot_file
 
 W = np.arange(3000, dtype="<f4")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pccheck import checkpage, fileio, forks
-from pccheck.directory import Directory
 from pccheck.errors import CapacityError, ForkedError, FormatError, MediumError, UsageError
 from pccheck.format import CHECK_ADDR_OFFSET, CHECK_BYTES
+from pccheck.storage import checkpage, fileio, forks
+from pccheck.storage.directory import Directory
 from pccheck.testing.promises import read
 
 LONG_S = 60.0
@@ -311,7 +311,7 @@ def test_swaps_are_atomic_between_processes(volume, tmp_path):
     page, each, children = volume.check_page(create=True), 1000, 3
     assert page.atomic
     program = (
-        "import sys; from pccheck.directory import Directory\n"
+        "import sys; from pccheck.storage.directory import Directory\n"
         "p = Directory(sys.argv[1], create=False, write=True).check_page(create=False)\n"
         f"for _ in range({each}):\n"
         f"    while not p.compare_and_swap({CHECK_ADDR_OFFSET}, w := p.load({CHECK_ADDR_OFFSET}), w + 1): pass\n"
@@ -370,7 +370,7 @@ def test_no_locks_here(volume, tmp_path, monkeypatch):
 
 PARENT = """
 import os, sys, time
-from pccheck.directory import Directory
+from pccheck.storage.directory import Directory
 volume = Directory(sys.argv[1], create=True, write=True)
 assert volume.lock()
 page = volume.check_page(create=True)

@@ -1,0 +1,1 @@
+"""Everything that reads: records, manifests, payloads, the newest checkpoint that verifies."""

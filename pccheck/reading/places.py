@@ -1,0 +1,110 @@
+"""What a path given by a person stands for: stores, or one slot file (floor 2: imports floor 1 and below, listing)."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import final
+
+from pccheck import format
+from pccheck.errors import MediumError, UsageError
+from pccheck.reading.listing import Listing, list_file, list_store
+from pccheck.storage.directory import Directory
+from pccheck.storage.medium import Medium
+
+_RANK = re.compile(r"rank-\d{5,}")
+
+
+@final
+class Place:
+    """One store, or one slot file on its own, opened for reading. Thread-safe.
+
+    Args:
+        volume: the folder; owned and closed.
+        name: the one slot file to look at; None = the folder is a store.
+    """
+
+    def __init__(self, volume: Directory, name: str | None = None) -> None:
+        self._volume, self.name = volume, name
+        self.path = volume.path if name is None else os.path.join(volume.path, name)
+
+    def look(self) -> Listing:
+        """List what is there now."""
+        return list_store(self._volume) if self.name is None else list_file(self._volume, self.name)
+
+    def open(self, name: str) -> Medium:
+        """Open a file of the listing for reading."""
+        return self._volume.open(name)
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._volume.close()
+
+
+def locate(path: str | os.PathLike[str]) -> list[Place]:
+    """Give the store at a path, the stores of the ranks under it, or the one slot file that it is.
+
+    Raises:
+        UsageError: there is nothing there, or it is neither; says what was found.
+        MediumError: it cannot be read.
+    """
+    where = Path(os.path.abspath(os.fspath(path)))
+    try:
+        status = os.lstat(where)
+        if stat.S_ISLNK(status.st_mode) and where.is_dir():
+            status = os.stat(where)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{where}: there is no such file or directory") from None
+    except ValueError as error:
+        raise UsageError(f"{os.fspath(path)!r} is not a path: {error}") from None
+    except OSError as error:
+        raise MediumError("status query", str(where), error) from error
+    if stat.S_ISDIR(status.st_mode):
+        return _locate_stores(where)
+    if stat.S_ISLNK(status.st_mode):
+        raise UsageError(f"{where} is a symbolic link, and links to slot files are not followed; name the file itself")
+    if where.name == format.CHECK_NAME:
+        raise UsageError(f"{where} is part of a store; name its folder, {where.parent}")
+    if not stat.S_ISREG(status.st_mode) or not _may_be_slot(where):
+        raise UsageError(f"{where} is not a pccheck slot file, nor a folder with one")
+    return [Place(Directory(where.parent, create=False, write=False), where.name)]
+
+
+def _locate_stores(where: Path) -> list[Place]:
+    volume = Directory(where, create=False, write=False)
+    places = []
+    if _is_store(volume):
+        places.append(Place(volume))
+    else:
+        volume.close()
+    ranks = sorted(n for n in _folders(where) if _RANK.fullmatch(n))
+    places += [Place(Directory(where / rank, create=False, write=False)) for rank in ranks]
+    if not places:
+        raise UsageError(f"{where} is not a pccheck store: it holds no CHECK, no slot files and no rank folders")
+    return places
+
+
+def _is_store(volume: Directory) -> bool:
+    names = volume.names()
+    if format.CHECK_NAME in names or any(format.parse_slot_name(n) is not None for n in names):
+        return True
+    return any(n.endswith(".pcc") for n in volume.names(format.KEPT_FOLDER))
+
+
+def _folders(where: Path) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(where) if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        raise MediumError("listing", str(where), error) from error
+
+
+def _may_be_slot(where: Path) -> bool:
+    """Tell a slot file, though damaged, from a file of another kind: by its magic or its name."""
+    try:
+        with open(where, "rb") as file:
+            head = file.read(len(format.RECORD_MAGIC))
+    except OSError as error:
+        raise MediumError("open", str(where), error) from error
+    return where.suffix == ".pcc" or head == format.RECORD_MAGIC

@@ -1,0 +1,292 @@
+"""Picks the newest checkpoint that verifies, and builds its state (floor 2: imports floor 1 and below).
+
+The Checkpointer and the read-only view restore through this one piece of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pccheck.errors import (
+    ContentError,
+    DamagedError,
+    FormatError,
+    MediumError,
+    MismatchError,
+    NoValidCheckpointError,
+    ReusedError,
+    StepNotFoundError,
+)
+from pccheck.format import Record, SlotState
+from pccheck.leaves import ABSENT, KindTable
+from pccheck.reading.listing import Listing
+from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, read_payload, read_record
+from pccheck.state import assembly
+from pccheck.state.kinds import kind_of
+from pccheck.state.manifest import Manifest
+from pccheck.storage.medium import Medium
+
+ATTEMPTS = 20
+_LOCK_AFTER = 2  # lost races; from then on the slot is locked while it is read
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was passed over, and why; `counter` and `step` are None where its record is unreadable."""
+
+    counter: int | None
+    step: int | None
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        what = "" if self.counter is None else f" (step {self.step}, counter {self.counter})"
+        return f"{self.name}{what}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A restored checkpoint.
+
+    Args:
+        step: the caller's label.
+        counter: its place in the order of all checkpoints.
+        state: the tree.
+        metadata: what was saved beside it.
+        skipped: what was passed over, and why, newest first.
+        mismatches: with `partial=True`, every leaf in which the checkpoint and `like` differ.
+    """
+
+    step: int
+    counter: int
+    state: Any
+    metadata: dict[str, Any]
+    skipped: tuple[Skipped, ...] = ()
+    mismatches: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One sealed checkpoint and the names it can be read under; a copy may stand in for a damaged original."""
+
+    record: Record
+    names: tuple[str, ...]
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint whose every byte was verified, in memory.
+
+    Args:
+        record: its record.
+        name: the file it was read from.
+        manifest: its manifest.
+        payload: its whole byte space.
+        skipped: what was passed over, newest first.
+    """
+
+    record: Record
+    name: str
+    manifest: Manifest
+    payload: memoryview = field(repr=False)
+    skipped: tuple[Skipped, ...] = ()
+
+
+def candidates(listing: Listing) -> list[Candidate]:
+    """Give the sealed checkpoints of a listing, newest first, each once however many names it has."""
+    found: dict[tuple[int, int, int], Candidate] = {}
+    for file in listing.files:
+        if file.record is None or not file.sealed:
+            continue
+        known = found.get(file.record.identity)
+        found[file.record.identity] = Candidate(
+            record=file.record,
+            names=(*(known.names if known else ()), file.name),
+            abandoned=file.abandoned,
+        )
+    return sorted(found.values(), key=lambda c: (c.record.counter, c.record.incarnation), reverse=True)
+
+
+def load_newest(
+    look: Callable[[], Listing],
+    open_medium: Callable[[str], Medium],
+    *,
+    where: str,
+    step: int | None = None,
+    fallback: bool = True,
+    accept: Callable[[Manifest], None] = lambda manifest: None,
+    threads: int = DEFAULT_THREADS,
+) -> Loaded | None:
+    """Give the newest checkpoint that verifies, with all of its bytes; None only where no sealed record is.
+
+    Args:
+        look: lists the store; called again whenever a slot was reused while it was being read, at most 20 times.
+        open_medium: opens a file of the listing by its name.
+        where: names the store in errors.
+        step: only checkpoints of this step, those on abandoned branches last; None = the newest of any.
+        fallback: pass over what does not verify; False = raise instead.
+        accept: called with a manifest before its payload is read; what it raises is raised.
+        threads: how many chunks are read at once.
+
+    Raises:
+        NoValidCheckpointError: checkpoints are there but none verifies.
+        StepNotFoundError: no checkpoint of `step` is there.
+        DamagedError, FormatError, MediumError: the first that does not verify, with `fallback=False` or `step`.
+        ReusedError: a writer was faster each time.
+    """
+    passed: dict[tuple[int, int, int], Skipped] = {}
+    for attempt in range(ATTEMPTS):
+        listing = look()
+        wanted = _wanted(candidates(listing), step, where)
+        first_error: ContentError | MediumError | None = None
+        try:
+            for candidate in wanted:
+                if candidate.record.identity in passed:
+                    continue
+                # By step, a slot must not be held: what it is refilled with may be of another step.
+                lock = attempt >= _LOCK_AFTER and step is None
+                outcome = _load(candidate, open_medium, accept, threads, lock=lock)
+                if isinstance(outcome, Loaded):
+                    return _with_skipped(outcome, _unreadable(listing), passed.values())
+                if not fallback:
+                    raise outcome
+                first_error = first_error or outcome
+                name = ", ".join(candidate.names)
+                record = candidate.record
+                passed[record.identity] = Skipped(record.counter, record.step, name, str(outcome))
+        except ReusedError:
+            continue
+        if step is not None and first_error is not None:
+            raise first_error
+        skipped = (*_unreadable(listing), *_newest_first(passed.values()), *_left_behind(listing))
+        if skipped:
+            raise NoValidCheckpointError(where, skipped)
+        return None
+    raise ReusedError(
+        f"{where}: {ATTEMPTS} times in a row a slot was given to a newer checkpoint while it was being read; "
+        "read again, or let the writer keep more checkpoints"
+    )
+
+
+def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, partial: bool = False) -> Restored:
+    """Give the state of a loaded checkpoint, in the shape of `like` where that is given.
+
+    Raises:
+        MismatchError: it does not fit `like`, and `partial` is off.
+        FormatError: a leaf is not what its kind can build.
+    """
+    leaves, payload = loaded.manifest.leaves, loaded.payload
+    state, mismatches = assembly.assemble(
+        loaded.manifest,
+        lambda index: payload[leaves[index].offset : leaves[index].offset + leaves[index].nbytes],
+        kinds,
+        like=ABSENT if like is None else like,
+        partial=partial,
+    )
+    return Restored(
+        step=loaded.record.step,
+        counter=loaded.record.counter,
+        state=state,
+        metadata=dict(loaded.manifest.metadata),
+        skipped=loaded.skipped,
+        mismatches=mismatches,
+    )
+
+
+def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> Callable[[Manifest], None]:
+    """Give an `accept` for `load_newest` that raises MismatchError for a checkpoint that does not fit `like`."""
+
+    def accept(manifest: Manifest) -> None:
+        if like is not None and not partial:
+            mismatches = assembly.fit_of(manifest, like, kinds).mismatches
+            if mismatches:
+                raise MismatchError(mismatches)
+
+    return accept
+
+
+def _wanted(found: list[Candidate], step: int | None, where: str) -> list[Candidate]:
+    offered = [c for c in found if not c.abandoned]
+    if step is None:
+        return offered
+    wanted = [c for c in found if c.record.step == step]
+    if not wanted:
+        raise StepNotFoundError(step, sorted({c.record.step for c in offered}), where)
+    return sorted(wanted, key=lambda c: c.abandoned)
+
+
+def _load(
+    candidate: Candidate,
+    open_medium: Callable[[str], Medium],
+    accept: Callable[[Manifest], None],
+    threads: int,
+    *,
+    lock: bool,
+) -> Loaded | DamagedError | FormatError | MediumError:
+    """Read one checkpoint under the first of its names that verifies; the first error if none does."""
+    first: DamagedError | FormatError | MediumError | None = None
+    for name in candidate.names:
+        try:
+            medium = open_medium(name)
+        except (FormatError, MediumError) as error:
+            if isinstance(error, MediumError) and isinstance(error.cause, FileNotFoundError):
+                raise ReusedError(f"{name} was removed while the store was being read; read again") from error
+            first = first or error
+            continue
+        try:
+            record = _hold(medium, candidate.record) if lock else candidate.record
+            confirm(medium, record)
+            manifest = read_manifest(medium, record)
+            accept(manifest)
+            payload = read_payload(medium, manifest, threads=threads)
+            return Loaded(record=record, name=name, manifest=manifest, payload=payload)
+        except (DamagedError, FormatError, MediumError) as error:
+            first = first or error
+        finally:
+            medium.close()
+    assert first is not None, "a candidate has at least one name"
+    return first
+
+
+def _hold(medium: Medium, record: Record) -> Record:
+    """Lock a slot against its writer until the medium is closed, and give the record it holds now: it, or a newer one.
+
+    A writer that is faster than a reader would otherwise win every race.
+    """
+    if medium.lock_shared():
+        now = read_record(medium)
+        if now is not None and now.state == SlotState.SEALED and now.counter >= record.counter:
+            return now
+    raise ReusedError(f"{medium.path} is being given to a newer checkpoint; read again")
+
+
+def _with_skipped(loaded: Loaded, unreadable: Iterable[Skipped], passed: Iterable[Skipped]) -> Loaded:
+    skipped = (*unreadable, *_newest_first(passed))
+    return Loaded(
+        record=loaded.record, name=loaded.name, manifest=loaded.manifest, payload=loaded.payload, skipped=skipped
+    )
+
+
+def _newest_first(passed: Iterable[Skipped]) -> list[Skipped]:
+    return sorted(passed, key=lambda s: s.counter or 0, reverse=True)
+
+
+def _unreadable(listing: Listing) -> list[Skipped]:
+    """Give the files whose record cannot be believed: each may have been a checkpoint."""
+    found = []
+    for file in listing.files:
+        if file.problem is not None:
+            counter, step = (None, None) if file.record is None else (file.record.counter, file.record.step)
+            found.append(Skipped(counter, step, file.name, file.problem))
+    return found
+
+
+def _left_behind(listing: Listing) -> list[Skipped]:
+    return [
+        Skipped(c.record.counter, c.record.step, c.names[0], "on a branch that a roll-back abandoned; ask by step")
+        for c in candidates(listing)
+        if c.abandoned
+    ]

@@ -1,0 +1,170 @@
+"""One stored checkpoint, of which only what is asked for is read (floor 2: imports restoring and below)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from pccheck import format
+from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
+from pccheck.format import Record
+from pccheck.reading.reader import confirm, read_leaves, read_manifest, read_payload, verify
+from pccheck.reading.restoring import Candidate, Loaded, Restored, assemble, fitting
+from pccheck.state.assembly import Builder
+from pccheck.state.kinds import kind_of
+from pccheck.state.manifest import Manifest
+from pccheck.storage import fileio
+from pccheck.storage.medium import Medium
+
+
+@final
+class Checkpoint:
+    """One checkpoint of a view; its payload is read when it is asked for. Thread-safe.
+
+    A writer may give its slot to a newer checkpoint: reading then raises ReusedError.
+    """
+
+    def __init__(self, open_medium: Callable[[str], Medium], name: str, record: Record, manifest: Manifest) -> None:
+        self._open, self._manifest, self._record = open_medium, manifest, record
+        self.name = name
+        self.step, self.counter = record.step, record.counter
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint step {self.step}, counter {self.counter} in {self.name}>"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What was saved beside the state."""
+        return dict(self._manifest.metadata)
+
+    def paths(self) -> list[str]:
+        """Give the paths of the leaves, in the order of the state."""
+        return [leaf.path for leaf in self._manifest.leaves]
+
+    def state(self, like: Any = None, partial: bool = False) -> Any:
+        """Give the whole state, every byte verified; `restore` gives the mismatches of `partial` as well."""
+        return self.restore(like=like, partial=partial).state
+
+    def restore(self, like: Any = None, partial: bool = False) -> Restored:
+        """Give the whole state, every byte verified, in the shape of `like`.
+
+        Raises:
+            DamagedError: a byte fails its digest.
+            MismatchError: it does not fit `like`.
+            ReusedError: the slot was given to a newer checkpoint.
+            MediumError: it cannot be read.
+        """
+        fitting(like, partial=partial)(self._manifest)
+        medium = self._opened()
+        try:
+            payload = read_payload(medium, self._manifest)
+        finally:
+            medium.close()
+        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, payload=payload)
+        return assemble(loaded, like=like, partial=partial)
+
+    def mapped(self, like: Any = None) -> Any:
+        """Give the whole state without reading it into memory: its arrays lie in the file, mapped copy-on-write.
+
+        Every byte is verified first. For as long as one array lives, the slot is locked, so that no writer reuses it: a
+        Checkpointer takes another slot meanwhile. What is written to the arrays stays in this process.
+
+        Raises:
+            UsageError: the file cannot be mapped so: it is in memory, its chunks are apart, or there are no locks here.
+            DamagedError, MismatchError, ReusedError, MediumError: as `restore`.
+        """
+        fitting(like)(self._manifest)
+        medium, other = self._opened(), self._open(self.name)
+        try:
+            payload = _map(medium, other, self._record, self._manifest)
+            damages = verify(medium, self._record, self._manifest)
+        finally:
+            other.close()
+            medium.close()  # the mapping has a descriptor of its own, and with it the lock
+        if damages:
+            raise damages[0]
+        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, payload=payload)
+        return assemble(loaded, like=like).state
+
+    def __getitem__(self, path: str) -> Any:
+        return self.read([path])[0]
+
+    def read(self, paths: Sequence[str]) -> list[Any]:
+        """Give single leaves; only the chunks that they lie in are read, and all of those are verified.
+
+        Raises:
+            KeyError: there is no such leaf.
+            DamagedError, ReusedError, MediumError: as `restore`.
+        """
+        known = {leaf.path: index for index, leaf in enumerate(self._manifest.leaves)}
+        for path in paths:
+            if path not in known:
+                near = difflib.get_close_matches(str(path), known, 3)
+                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; see paths()"
+                raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
+        indices = [known[path] for path in paths]
+        medium = self._opened()
+        try:
+            parts = read_leaves(medium, self._manifest, indices)
+        finally:
+            medium.close()
+        found = dict(zip(indices, parts, strict=True))
+        builder = Builder(self._manifest, found.__getitem__, kind_of)
+        return [builder.leaf(index) for index in indices]
+
+    def _opened(self) -> Medium:
+        try:
+            medium = self._open(self.name)
+        except MediumError as error:
+            if isinstance(error.cause, FileNotFoundError):
+                raise ReusedError(f"{self.name} was removed since it was looked at; look again") from error
+            raise
+        try:
+            confirm(medium, self._record)
+        except BaseException:
+            medium.close()
+            raise
+        return medium
+
+
+def _map(medium: Medium, other: Medium, record: Record, manifest: Manifest) -> memoryview:
+    """Lock a slot and map its payload; `other` is the same file opened once more."""
+    fileno = medium.fileno()
+    if fileno is None or any(c.offset - c.start != format.PAYLOAD_OFFSET for c in manifest.chunks):
+        raise UsageError(f"{medium.path} cannot be mapped: chunk_bytes must be a multiple of 64 KiB; use state()")
+    if not medium.lock_shared():
+        raise ReusedError(f"{medium.path} is being given to a newer checkpoint; look again")
+    if other.lock_exclusive():  # beside the lock just taken: then a lock holds nobody off
+        raise UsageError(f"{medium.path} is on a file system without locks, where a writer may reuse it; use state()")
+    confirm(medium, record)
+    if not manifest.data_bytes:
+        return memoryview(b"")
+    length = format.PAYLOAD_OFFSET + manifest.data_bytes
+    return fileio.map_private(fileno, length, medium.path)[format.PAYLOAD_OFFSET :]
+
+
+def open_checkpoint(
+    open_medium: Callable[[str], Medium], candidate: Candidate
+) -> Checkpoint | ContentError | MediumError:
+    """Read a candidate's manifest under the first of its names that gives it, or give the first error."""
+    first: ContentError | MediumError | None = None
+    for name in candidate.names:
+        try:
+            medium = open_medium(name)
+        except (ContentError, MediumError) as error:
+            if isinstance(error, MediumError) and isinstance(error.cause, FileNotFoundError):
+                raise ReusedError(f"{name} was removed while the store was being read; read again") from error
+            first = first or error
+            continue
+        try:
+            confirm(medium, candidate.record)
+            return Checkpoint(open_medium, name, candidate.record, read_manifest(medium, candidate.record))
+        except ReusedError:
+            raise
+        except (ContentError, MediumError) as error:
+            first = first or error
+        finally:
+            medium.close()
+    assert first is not None, "a candidate has at least one name"
+    return first

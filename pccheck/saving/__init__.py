@@ -1,0 +1,1 @@
+"""Saves under way: admitted, captured, committed in one order, reported."""

@@ -1,0 +1,99 @@
+"""The commit: the one order in which a checkpoint becomes durable (floor 2: imports floors 0 and 1, store, save).
+
+filling          record "filling", written and synced before the first payload byte (by the pipeline)
+written          ALL chunks written, and the manifest behind them
+data-synced      fdatasync: data and manifest are durable before anything names them
+record-synced    record "sealed", fdatasync: one sector, so it is there or it is not
+published        the word, by compare-and-swap
+word-synced      the page of the word, synced: only now may what it named before be overwritten
+released         what retention frees
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import xxhash
+
+from pccheck import events
+from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreTaken
+from pccheck.format import PAYLOAD_OFFSET, Record, SlotState
+from pccheck.saving.save import Outcome, Underway
+from pccheck.store.coordination import Coordinator
+from pccheck.store.store import Store
+
+Emit = Callable[[events.Event], None]
+At = Callable[[str], None]
+
+
+def commit(work: Underway, store: Store, coordinator: Coordinator, emit: Emit, at: At) -> Outcome:
+    """Take one submitted save to its end; any exception means that it failed and nothing older was touched.
+
+    `at` is called with the name of each point that was passed: tests crash there.
+    """
+    about = {"step": work.save.step, "counter": work.save.counter}
+    _await(work, work.job.wait_captured, "its capture")
+    work.save.note_captured()
+    at("captured")
+    emit(events.Captured(**about, seconds=work.seconds(), pool_wait_s=work.job.stats().pool_wait_s))
+    _await(work, work.job.wait_written, "its chunks to be written")
+    sealed, manifest = _seal(work)
+    store.slots.write_manifest(sealed, manifest)
+    at("written")
+    store.slots[sealed.slot].sync()
+    at("data-synced")
+    payload_bytes, retries = sealed.payload_bytes, work.job.stats().retries
+    emit(events.Persisted(**about, payload_bytes=payload_bytes, seconds=work.seconds(), retries=retries))
+    store.slots.write_record(sealed)
+    at("sealed")
+    store.slots[sealed.slot].sync()
+    store.seal(sealed)
+    at("record-synced")
+    emit(events.Sealed(**about, slot=sealed.slot, seconds=work.seconds()))
+    if work.pin:
+        store.history.keep_record(sealed)
+        at("pinned")
+    won = store.publish(sealed)
+    at("published")
+    store.sync_word(sealed)
+    at("word-synced")
+    if not coordinator.agree(counter=sealed.counter, step=sealed.step, ok=True, timeout_s=work.left_s()):
+        raise PccheckError(f"step {sealed.step} did not become durable on every rank")
+    at("agreed")
+    store.release(sealed.counter if won else 0)
+    at("released")
+    ended = events.Published if won else events.Superseded
+    emit(ended(**about, slot=sealed.slot, seconds=work.seconds()))
+    return "committed" if won else "superseded"
+
+
+def take_back(work: Underway, error: BaseException, store: Store, coordinator: Coordinator, emit: Emit) -> None:
+    """Clean up after a commit that raised `error`: the slot is free again, or never used again."""
+    stuck = isinstance(error, DeadlineError)  # a thread may still be inside a write to this file
+    unsynced = isinstance(error, MediumError) and error.operation == "sync"  # its content is unknown from here on
+    if stuck:
+        work.job.cancel()
+    store.fail(work.record, quarantine=stuck or unsynced, reachable=not stuck and not isinstance(error, StoreTaken))
+    coordinator.agree(counter=work.save.counter, step=work.save.step, ok=False, timeout_s=work.left_s())
+    emit(events.Failed(step=work.save.step, counter=work.save.counter, error=error))
+
+
+def _seal(work: Underway) -> tuple[Record, bytes]:
+    record, prepared = work.record, work.prepared
+    manifest = prepared.encode_manifest(
+        counter=record.counter, incarnation=record.incarnation, rank=record.rank, world=record.world,
+        base=record.base, digests=work.job.digests(),
+    )  # fmt: skip
+    sealed = replace(
+        record, state=SlotState.SEALED, payload_bytes=prepared.payload_bytes,
+        manifest_offset=PAYLOAD_OFFSET + prepared.payload_bytes, manifest_bytes=len(manifest),
+        manifest_digest=xxhash.xxh3_128_digest(manifest), time_ns=time.time_ns(),
+    )  # fmt: skip
+    return sealed, manifest
+
+
+def _await(work: Underway, wait: Callable[[float | None], bool], what: str) -> None:
+    if not wait(work.left_s()):
+        raise DeadlineError(f"step {work.save.step}, {what}", work.seconds())

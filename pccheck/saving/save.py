@@ -1,0 +1,87 @@
+"""One save: what the caller holds of it, and what the committer works on (floor 2: imports floors 0, 1)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pccheck.errors import SkippedError
+from pccheck.format import Record
+from pccheck.pipeline.interface import Job
+from pccheck.state.planner import Prepared
+
+Outcome = Literal["committed", "superseded", "skipped", "failed"]
+
+
+class Save:
+    """A save under way. Thread-safe.
+
+    Attributes:
+        step: the caller's label.
+        counter: its place in the order of all saves.
+        captured: resolves (to the step) once the caller's memory is not read any more.
+        durable: resolves (to the step) once the checkpoint survives a crash; raises SkippedError or why it failed.
+    """
+
+    def __init__(self, step: int, counter: int) -> None:
+        self.step, self.counter = step, counter
+        self.captured: Future[int] = Future()
+        self.durable: Future[int] = Future()
+        for future in (self.captured, self.durable):
+            future.set_running_or_notify_cancel()  # a save cannot be cancelled, by asyncio's time-outs neither
+        self._outcome: Outcome | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it runs. "superseded": durable, but a newer one was published first."""
+        return self._outcome
+
+    def __repr__(self) -> str:
+        return f"<Save step {self.step}, counter {self.counter}: {self._outcome or 'running'}>"
+
+    def finish(self, outcome: Outcome, error: BaseException | None = None) -> None:
+        """Set the outcome and resolve both futures; only the first call counts."""
+        with self._lock:
+            if self._outcome is not None:
+                return
+            self._outcome = outcome
+        self.note_captured()
+        if error is None:
+            self.durable.set_result(self.step)
+        else:
+            self.durable.set_exception(error)
+
+    def skip(self, reason: str) -> None:
+        """End it as skipped."""
+        self.finish("skipped", SkippedError(self.step, reason))
+
+    def note_captured(self) -> None:
+        """Resolve `captured`, once."""
+        with self._lock:
+            if not self.captured.done():
+                self.captured.set_result(self.step)
+
+
+@dataclass(kw_only=True)
+class Underway:
+    """What the committer needs of one save."""
+
+    save: Save
+    record: Record
+    prepared: Prepared
+    job: Job
+    started_s: float = field(default_factory=time.monotonic)
+    deadline_s: float  # on the monotonic clock
+    pin: bool
+
+    def seconds(self) -> float:
+        """Give the seconds since the save began."""
+        return time.monotonic() - self.started_s
+
+    def left_s(self) -> float:
+        """Give the seconds until its deadline."""
+        return max(0.0, self.deadline_s - time.monotonic())

@@ -1,0 +1,308 @@
+"""Holds a checkpoint against `like`, and says leaf by leaf what goes where (floor 0: imports floor 0).
+
+`like` gives the structure, the container classes, the kinds and the devices that come back; the checkpoint gives the
+values. Nothing is read before the whole of it fits: one report names every place that does not.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, final
+
+from pccheck.errors import UsageError
+from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec
+from pccheck.state import nodes, paths, tree
+from pccheck.state.forms import field_names, form_of
+from pccheck.state.nodes import MAX_DEPTH, Node
+from pccheck.state.tree import type_name
+
+Problem: TypeAlias = Literal["missing", "unexpected", "kind", "shape", "dtype", "type"]
+MAX_MISMATCHES = 100_000  # a `like` that contains itself twice would have 2^100
+TEXT_KINDS = {"str": str, "bytes": bytes}  # kinds of leaves that are Python values all the same
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One place in which a checkpoint and `like` differ.
+
+    Args:
+        path: where, written as `paths` says.
+        problem: "missing" in the checkpoint, "unexpected" in it, or another "kind" (array or not), "shape", "dtype",
+            "type" (of a container or Python value).
+        expected: what `like` has; "" where it has nothing.
+        found: what the checkpoint has; "" where it has nothing.
+    """
+
+    path: str
+    problem: Problem
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        place = self.path or "the state itself"
+        if self.problem == "missing":
+            return f"{place}: not in the checkpoint; `like` has {self.expected} there"
+        if self.problem == "unexpected":
+            return f"{place}: the checkpoint has {self.found}, `like` has nothing there"
+        return f"{place}: {self.problem} is {self.found} in the checkpoint, {self.expected} in `like`"
+
+
+@dataclass(frozen=True)
+class Want:
+    """One leaf to read: build it as `spec` with `kind`, then give it the place of `like`.
+
+    `kind` is None where the leaf comes back as it was saved, and its framework is not installed.
+    """
+
+    index: int
+    kind: LeafKind | None
+    spec: LeafSpec
+    like: Any = field(default=ABSENT, repr=False)
+
+
+Make: TypeAlias = Callable[[Callable[[Want], Any]], Any]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `match` found: the leaves to read, and how to put the state together from them."""
+
+    wants: tuple[Want, ...]
+    mismatches: tuple[Mismatch, ...]
+    make: Make = field(repr=False)  # called with what gives the value of a Want
+
+
+def match(like: object, skeleton: Node, specs: Sequence[LeafSpec], kind_of: KindTable) -> Fit:
+    """Hold `like` against the skeleton and leaf specs of a checkpoint.
+
+    Where they differ, what `like` has stays in the state that `Fit.make` gives, and what the checkpoint has is left
+    out: that is what `partial=True` means.
+
+    Raises:
+        UsageError: `like` holds something that can be no leaf at all, or is nested too deeply.
+    """
+    matching = _Matching(specs, kind_of)
+    make = matching.node(like, skeleton, "", 0)
+    return Fit(tuple(matching.wants), tuple(matching.mismatches), make)
+
+
+@final
+class _Matching:
+    def __init__(self, specs: Sequence[LeafSpec], kind_of: KindTable) -> None:
+        self.specs, self.kind_of = specs, kind_of
+        self.wants: list[Want] = []
+        self.mismatches: list[Mismatch] = []
+
+    def node(self, like: Any, node: Any, path: str, depth: int) -> Make:
+        form = form_of(type(like))
+        if depth > MAX_DEPTH:
+            raise UsageError(f"`like` is nested more than {MAX_DEPTH} levels deep at {path}")
+        if form == "value" or form == "text":
+            return self._value(like, node, path)
+        if form is None:
+            return self._leaf(like, node, path)
+        if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
+            if isinstance(like, dict):
+                return self._mapping(like, node, path, depth + 1)
+        elif isinstance(node, (nodes.Named, nodes.Data)):
+            if form in ("namedtuple", "dataclass"):
+                return self._fields(like, node, path, depth + 1)
+        elif (isinstance(node, nodes.List) and form == "list") or (isinstance(node, nodes.Tuple) and form == "tuple"):
+            return self._sequence(like, node.items, path, depth + 1)
+        return self._differs(path, "type", type_name(like), self._told(node), like)
+
+    # -- containers -----------------------------------------------------------------------------------------------
+
+    def _mapping(self, like: dict[Any, Any], node: Any, path: str, depth: int) -> Make:
+        stored = {(type(k), k): child for k, child in ((nodes.decode_key(k), child) for k, child in node.items)}
+        parts: list[tuple[Any, Make]] = []
+        for key, child in like.items():
+            below = paths.join(path, paths.component(key), is_root=depth == 1)
+            parts.append((key, self._child(child, stored.pop((type(key), key), _NOTHING), below, depth)))
+        self._unexpected((((paths.component(key), child) for (_, key), child in stored.items())), path, depth)
+        attributes = self._as_stored(nodes.Dict(node.attributes if isinstance(node, nodes.Ordered) else []))
+        return lambda build: _mapping_like(like, [(key, make(build)) for key, make in parts], attributes(build))
+
+    def _fields(self, like: Any, node: Any, path: str, depth: int) -> Make:
+        stored = dict(zip(node.fields, node.items, strict=True))
+        parts: list[tuple[str, Make]] = []
+        for name in field_names(type(like)):
+            below = paths.join(path, paths.component(name), is_root=depth == 1)
+            child = getattr(like, name, None)
+            parts.append((name, self._child(child, stored.pop(name, _NOTHING), below, depth)))
+        self._unexpected(((paths.component(name), child) for name, child in stored.items()), path, depth)
+        return lambda build: _fields_like(like, [(name, make(build)) for name, make in parts])
+
+    def _sequence(self, like: Sequence[Any], items: list[Any], path: str, depth: int) -> Make:
+        makes = [
+            self._child(
+                child, items[i] if i < len(items) else _NOTHING, paths.join(path, str(i), is_root=depth == 1), depth
+            )
+            for i, child in enumerate(like)
+        ]
+        self._unexpected(((str(i), items[i]) for i in range(len(like), len(items))), path, depth)
+        cls = type(like)
+        return lambda build: cls([make(build) for make in makes])  # type: ignore[call-arg]
+
+    def _as_stored(self, node: Node) -> Make:
+        """What an OrderedDict carries besides its items (module versions) is of the checkpoint, not of `like`."""
+        wants: dict[int, Want] = {}
+
+        def want(index: int) -> None:
+            spec = self.specs[index]
+            wants[index] = Want(index, self.kind_of.named(spec.kind), spec)
+
+        tree.build(node, want)
+        self.wants += wants.values()
+        return lambda build: tree.build(node, lambda index: build(wants[index]))
+
+    def _child(self, like: Any, node: Any, path: str, depth: int) -> Make:
+        if node is not _NOTHING:
+            return self.node(like, node, path, depth)
+        self._missing(like, path, depth)
+        return lambda build: like
+
+    def _missing(self, like: Any, path: str, depth: int) -> None:
+        """Report every leaf of what is missing, or an empty container itself."""
+        if len(self.mismatches) >= MAX_MISMATCHES:
+            return
+        children = list(_children_of(like)) if depth < MAX_DEPTH else []
+        for part, child in children:
+            self._missing(child, paths.join(path, part, is_root=False), depth + 1)
+        if not children:
+            self.mismatches.append(Mismatch(path, "missing", self._asked(like), ""))
+
+    def _unexpected(self, found: Any, path: str, depth: int) -> None:
+        for part, node in found:
+            self._unexpected_node(node, paths.join(path, part, is_root=depth == 1), depth)
+
+    def _unexpected_node(self, node: Any, path: str, depth: int) -> None:
+        children = list(_children_of_node(node))
+        for part, child in children:
+            self._unexpected_node(child, paths.join(path, part, is_root=False), depth + 1)
+        if not children:
+            self.mismatches.append(Mismatch(path, "unexpected", "", self._told(node)))
+
+    # -- leaves and values ----------------------------------------------------------------------------------------
+
+    def _value(self, like: Any, node: Any, path: str) -> Make:
+        if isinstance(node, nodes.Leaf):
+            spec = self.specs[node.index]
+            kind = self.kind_of.named(spec.kind)
+            if TEXT_KINDS.get(spec.kind) is type(like) and kind is not None:
+                return self._want(Want(node.index, kind, spec, like))
+            return self._differs(path, "kind", type_name(like), self._told(node), like)
+        if isinstance(node, _CONTAINER_NODES):
+            return self._differs(path, "type", type_name(like), self._told(node), like)
+        value = nodes.decode_value(node)
+        if type(value) is not type(like):
+            return self._differs(path, "type", type_name(like), type_name(value), like)
+        return lambda build: value
+
+    def _leaf(self, like: Any, node: Any, path: str) -> Make:
+        asked = self.kind_of.like(like)
+        if asked is None:
+            raise UsageError(f"`like` has a {type_name(like)} at {path or 'its root'}, which can be no leaf")
+        kind, want = asked
+        if not isinstance(node, nodes.Leaf) or self.specs[node.index].kind in TEXT_KINDS:
+            return self._differs(path, "kind", _shown(want), self._told(node), like)
+        have = self.specs[node.index]
+        if have.shape != want.shape:
+            return self._differs(path, "shape", str(want.shape), str(have.shape), like)
+        spec: LeafSpec | None = have
+        if have.kind == kind.name:
+            fits = have.dtype == want.dtype and have.extra.get("struct") == want.extra.get("struct")
+        else:
+            dtype = self._common_dtype(have)
+            fits = dtype is not None and dtype == kind.common_dtype(want)
+            spec = kind.adopt(have, dtype) if fits and dtype is not None else None
+        if not fits or spec is None:
+            return self._differs(path, "dtype", _dtype(want), _dtype(have), like)
+        return self._want(Want(node.index, kind, spec, like))
+
+    def _common_dtype(self, spec: LeafSpec) -> str | None:
+        kind = self.kind_of.named(spec.kind)
+        return spec.dtype if kind is None else kind.common_dtype(spec)
+
+    def _want(self, want: Want) -> Make:
+        self.wants.append(want)
+        return lambda build: build(want)
+
+    def _differs(self, path: str, problem: Problem, expected: str, found: str, like: Any) -> Make:
+        self.mismatches.append(Mismatch(path, problem, expected, found))
+        return lambda build: like
+
+    def _asked(self, like: Any) -> str:
+        if form_of(type(like)) is not None:
+            return type_name(like)
+        asked = self.kind_of.like(like)
+        return type_name(like) if asked is None else _shown(asked[1])
+
+    def _told(self, node: Any) -> str:
+        if isinstance(node, nodes.Leaf):
+            return _shown(self.specs[node.index])
+        if isinstance(node, _CONTAINER_NODES):
+            return str(node.__struct_config__.tag)
+        return type_name(nodes.decode_value(node))
+
+
+_NOTHING: Any = object()
+_CONTAINER_NODES = (
+    nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter, nodes.List, nodes.Tuple, nodes.Named, nodes.Data,
+)  # fmt: skip
+
+
+def _dtype(spec: LeafSpec) -> str:
+    return f"{spec.dtype} ({spec.kind})"
+
+
+def _shown(spec: LeafSpec) -> str:
+    if spec.kind in TEXT_KINDS:
+        return spec.kind
+    return f"{spec.kind} {spec.dtype}{list(spec.shape)}"
+
+
+def _children_of(like: Any) -> Any:
+    form = form_of(type(like))
+    if isinstance(like, dict) and form is not None:
+        return ((paths.component(k), child) for k, child in like.items())
+    if form in ("list", "tuple"):
+        return ((str(i), child) for i, child in enumerate(like))
+    if form in ("namedtuple", "dataclass"):
+        return ((paths.component(n), getattr(like, n, None)) for n in field_names(type(like)))
+    return ()
+
+
+def _children_of_node(node: Any) -> Any:
+    if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
+        return ((paths.component(nodes.decode_key(k)), child) for k, child in node.items)
+    if isinstance(node, (nodes.Named, nodes.Data)):
+        return ((paths.component(n), child) for n, child in zip(node.fields, node.items, strict=True))
+    if isinstance(node, (nodes.List, nodes.Tuple)):
+        return ((str(i), child) for i, child in enumerate(node.items))
+    return ()
+
+
+def _mapping_like(like: dict[Any, Any], items: list[tuple[Any, Any]], attributes: Any) -> Any:
+    if isinstance(like, collections.defaultdict):
+        return collections.defaultdict(like.default_factory, items)
+    if isinstance(like, collections.Counter):
+        return collections.Counter(dict(items))
+    if isinstance(like, collections.OrderedDict):
+        made: collections.OrderedDict[Any, Any] = collections.OrderedDict(items)
+        vars(made).update(attributes or vars(like))
+        return made
+    return dict(items)
+
+
+def _fields_like(like: Any, items: list[tuple[str, Any]]) -> Any:
+    """Give an instance of `like`'s class with these fields; its constructor is not called for a dataclass."""
+    if isinstance(like, tuple):
+        return tuple.__new__(type(like), [value for _, value in items])
+    made = copy.copy(like)
+    for name, value in items:
+        object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,97 @@
+"""Which kind of leaf a value is: NumPy's own or an installed adapter's (floor 1: imports floors 0 and 1).
+
+Adapters are found by entry point, on first sight of a type: `import pccheck` loads no framework. The group is
+"pccheck.leaves", the entry's name the top-level module of a class that the leaf's type derives from.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import final
+
+from pccheck.errors import PccheckError, UnsupportedLeafError
+from pccheck.leaves import LeafKind, LeafSpec
+from pccheck.state.numpy_leaves import NumpyKind
+from pccheck.state.text_leaves import BytesKind, StrKind
+from pccheck.state.tree import type_name
+
+GROUP = "pccheck.leaves"
+# What to install for the types of frameworks that pccheck has adapters for, by top-level module.
+PROVIDERS = {"torch": "pccheck[torch]", "jax": "pccheck[jax]", "jaxlib": "pccheck[jax]"}
+_MAX_TYPES = 4096
+
+
+@final
+class Kinds:
+    """Finds the kind of a leaf; remembers what it found, and nothing else. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._numpy = NumpyKind()
+        self._named: dict[str, LeafKind | None] = {k.name: k for k in (self._numpy, BytesKind(), StrKind())}
+        self._by_type: dict[type, LeafKind | None] = {str: self._named["str"], bytes: self._named["bytes"]}
+        self._entries: dict[str, EntryPoint] | None = None
+
+    def __call__(self, value: object) -> LeafKind | None:
+        """Give the kind that stores values of this type; None if there is none.
+
+        Raises:
+            UnsupportedLeafError: pccheck has an adapter for this type, but it is not installed (path "").
+        """
+        cls = type(value)
+        try:
+            return self._by_type[cls]
+        except KeyError:
+            pass
+        kind = self._find(value)
+        if len(self._by_type) < _MAX_TYPES:
+            self._by_type[cls] = kind
+        return kind
+
+    def named(self, name: str) -> LeafKind | None:
+        """Give the kind of this name; None if its adapter, or the framework that this needs, is not installed."""
+        if name not in self._named:
+            entry = self._installed().get(name)
+            try:
+                kind = None if entry is None else entry.load()
+            except ImportError:
+                kind = None
+            if kind is not None and not isinstance(kind, LeafKind):
+                raise PccheckError(f"the entry point {name!r} of group {GROUP!r} is a {type_name(kind)}, no LeafKind")
+            if kind is None and entry is None:
+                return None  # names out of files are not remembered: there is no end to them
+            self._named[name] = kind
+        return self._named[name]
+
+    def like(self, value: object) -> tuple[LeafKind, LeafSpec] | None:
+        """Give the kind and spec that a leaf of `like` asks for, abstract arrays included; None if it is no array."""
+        for kind in (self(value), self._numpy):
+            spec = None if kind is None else kind.like(value)
+            if kind is not None and spec is not None:
+                return kind, spec
+        return None
+
+    def _find(self, value: object) -> LeafKind | None:
+        if self._numpy.recognises(value):
+            return self._numpy
+        modules = dict.fromkeys(str(cls.__module__).split(".")[0] for cls in type(value).__mro__)
+        modules.pop("builtins", None)
+        for module in modules:
+            kind = self.named(module)
+            if kind is not None and kind.recognises(value):
+                return kind
+        for module in modules:
+            if module in PROVIDERS and self.named(module) is None:
+                raise UnsupportedLeafError(
+                    "", type_name(value),
+                    f"no adapter for {module} is installed (entry point {module!r} of group {GROUP!r}); "
+                    f"run: pip install '{PROVIDERS[module]}'",
+                )  # fmt: skip
+        return None
+
+    def _installed(self) -> dict[str, EntryPoint]:
+        if self._entries is None:  # reads the metadata of every installed package: some 10 ms, once
+            self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+        return self._entries
+
+
+kind_of = Kinds()

@@ -1,0 +1,1 @@
+"""Files and their names: the only rooms that touch the operating system's storage."""

@@ -1,0 +1,81 @@
+"""The names of one store: its folder, its lock, its mapped words (floor 1: imports floor 0 and medium)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pccheck.storage.medium import Medium
+
+
+class CheckPage(Protocol):
+    """The mapped CHECK file. `load`, `store` and `compare_and_swap` are of 64 aligned bits."""
+
+    atomic: bool  # whether compare_and_swap is one instruction; else it holds within this process only
+
+    def load(self, offset: int) -> int:
+        """Give the 64-bit number at `offset`."""
+
+    def store(self, offset: int, value: int) -> None:
+        """Set the 64-bit number at `offset`."""
+
+    def compare_and_swap(self, offset: int, expected: int, value: int) -> bool:
+        """Set the number at `offset` to `value` if it is `expected`; tell whether it was."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Give bytes of the page."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Set bytes of the page."""
+
+    def sync(self) -> None:
+        """Make the page durable (msync and fdatasync). Never retried."""
+
+    def links(self) -> int:
+        """Give how many names the file has; 0 after it was removed."""
+
+    def close(self) -> None:
+        """Unmap and close."""
+
+
+class Volume(Protocol):
+    """The folder of one store. Names are relative, `kept/` is the only subfolder; nothing follows symbolic links.
+
+    Thread-safe. Errors of the operating system become MediumError or CapacityError here and nowhere else.
+    """
+
+    path: str  # for messages
+
+    def names(self, folder: str = "") -> list[str]:
+        """Give the sorted names of regular files in the store or in a subfolder of it; [] for a missing folder."""
+
+    def create(self, name: str, size: int) -> Medium:
+        """Make a new allocated file of zeros and open it; the name must be free. Not durable before `sync_names`."""
+
+    def open(self, name: str, *, write: bool = False) -> Medium:
+        """Open a file that is there."""
+
+    def link(self, name: str, new_name: str) -> None:
+        """Give a file a second name (a copy where the file system has no links). Not durable before `sync_names`.
+
+        Idempotent: a `new_name` that is already there is left."""
+
+    def remove(self, name: str) -> None:
+        """Remove a name; one that is not there is no error."""
+
+    def sync_names(self, folder: str = "") -> None:
+        """Make the names of the store's folder, or of a subfolder, durable."""
+
+    def check_page(self, *, create: bool) -> CheckPage:
+        """Open and map CHECK; with `create` make it, all zeros, where it is missing or too short."""
+
+    def lock(self) -> bool:
+        """Take the store's one writer lock, held until `unlock` or the end of the process; False = another has it."""
+
+    def unlock(self) -> None:
+        """Give the lock back."""
+
+    def free_bytes(self) -> int:
+        """Give the bytes that a new file could take."""
+
+    def close(self) -> None:
+        """Close what the volume itself holds open, the lock included."""

@@ -1,0 +1,130 @@
+"""What happens to checkpoints after their commit: pins, deletion, restores, branches (floor 2: imports below)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pccheck import format
+from pccheck.errors import StepNotFoundError
+from pccheck.format import Record, SlotState
+from pccheck.storage.volume import Volume
+from pccheck.store.books import Books
+from pccheck.store.ledger import Entry, State
+from pccheck.store.slots import Slots
+
+
+class History:
+    """The verbs on durable checkpoints of one open store. Thread-safe.
+
+    Args:
+        volume: where the files are.
+        books: shared with the store.
+        slots: shared with the store.
+    """
+
+    def __init__(self, volume: Volume, books: Books, slots: Slots) -> None:
+        self._volume, self._books, self._slots = volume, books, slots
+
+    def pin(self, step: int) -> None:
+        """Keep the newest checkpoint of a step until it is unpinned: a second name holds its bytes."""
+        with self._books.files_lock:
+            record = next((r for r in self._books.durable() if r.step == step), None)
+            if record is None:
+                raise StepNotFoundError(step, [r.step for r in self._books.durable()], self._volume.path)
+            if all(r.identity != record.identity for r in self._books.kept().values()):
+                self._link_kept(record)
+
+    def keep_record(self, record: Record) -> None:
+        """Pin a sealed checkpoint."""
+        with self._books.files_lock:
+            self._link_kept(record)
+
+    def _link_kept(self, record: Record) -> None:
+        name = format.kept_name(record.step, record.counter)
+        self._volume.link(format.slot_name(record.slot), name)
+        self._volume.sync_names(format.KEPT_FOLDER)
+        self._volume.sync_names()
+        with self._books.lock:
+            self._books.pins[name] = record
+
+    def unpin(self, step: int) -> None:
+        """Let go of the pinned checkpoints of a step: `keep` alone decides on what is still in a slot."""
+        with self._books.files_lock:
+            kept = self._books.kept()
+            if not self._remove_kept([n for n, r in kept.items() if r.step == step]):
+                raise StepNotFoundError(
+                    step, [r.step for r in kept.values()], f"{self._volume.path}/{format.KEPT_FOLDER}"
+                )
+
+    def _remove_kept(self, names: list[str]) -> bool:
+        for name in names:
+            self._volume.remove(name)
+            with self._books.lock:
+                self._books.pins.pop(name, None)
+        if names:
+            self._volume.sync_names(format.KEPT_FOLDER)
+        return bool(names)
+
+    def delete(self, step: int) -> None:
+        """Remove every checkpoint of a step, pinned ones included, durably; the word moves off it first."""
+        with self._books.files_lock:
+            durable = self._books.durable_entries()
+            doomed = {e.slot: e.record for e in durable if e.record and e.record.step == step}
+            left = [e for e in durable if e.slot not in doomed]
+            names = [n for n, r in self._books.kept().items() if r.step == step]
+            if not names and not doomed:
+                raise StepNotFoundError(step, [r.step for r in self._books.durable()], self._volume.path)
+            self._point_at(next(iter(left), None))
+            self._remove_kept(names)
+            for slot, record in doomed.items():
+                self._slots.write_record(replace(record, state=SlotState.WITHDRAWN))
+                self._slots[slot].sync()
+                with self._books.lock:
+                    self._books.ledger.release(slot)
+
+    def restored(self, record: Record, *, in_slot: bool, damaged: frozenset[int], branch: bool) -> None:
+        """Note what a restore found: go on from `record`, do not count what it passed over, free what it left behind.
+
+        Args:
+            record: the checkpoint whose digests were all checked.
+            in_slot: it was read from its slot (which may have been free, but not yet overwritten), not from kept/.
+            damaged: counters that were passed over.
+            branch: newer checkpoints are abandoned, durably and before anything is freed.
+        """
+        books = self._books
+        with books.files_lock:
+            with books.lock:
+                books.check.assert_mine()
+                for entry in books.ledger.whole():
+                    if entry.counter in damaged:
+                        books.ledger.mark(entry.slot, damaged=True)
+                if in_slot and books.ledger[record.slot].state is State.FREE:
+                    books.ledger.adopt(record.slot, record, abandoned=record.counter in books.check.abandoned)
+                if in_slot and books.ledger[record.slot].state in (State.SEALED, State.PUBLISHED):
+                    books.ledger.mark(record.slot, verified=True)
+            if branch and any(r.counter > record.counter for r in books.durable()):
+                self._abandon(record.counter + 1, books.next_counter - 1)
+            if branch or damaged:
+                self._point_at(next(iter(books.whole()), None))
+            books.base = record.counter
+
+    def _abandon(self, low: int, high: int) -> None:
+        self._books.check.abandon(low, high)
+        with self._books.lock:
+            for entry in self._books.ledger.in_state(State.SEALED, State.PUBLISHED):
+                if entry.counter in self._books.check.abandoned:
+                    self._books.ledger.mark(entry.slot, abandoned=True)
+
+    def _point_at(self, entry: Entry | None) -> None:
+        """Set the word to a sealed checkpoint, or to none; durable before anything else happens."""
+        word = entry.record.word if entry and entry.record else format.NO_WORD
+        with self._books.lock:
+            if word == self._books.check.word:
+                return
+            self._books.check.point_at(word)
+            self._books.agreed = format.word_counter(word)
+            if entry is None:
+                self._books.ledger.demote()
+            else:
+                self._books.ledger.publish(entry.slot)
+        self._books.check.sync()

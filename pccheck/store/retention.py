@@ -1,0 +1,34 @@
+"""What may be freed: the most dangerous decision, as one pure function (floor 0: imports ledger)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pccheck.store.ledger import Entry, State
+
+
+def releasable(entries: Iterable[Entry], *, keep: int, agreed: int) -> list[int]:
+    """Give the slots that may be freed, the least wanted first: damaged, abandoned, then the oldest.
+
+    Only SEALED slots ever are: not what the word names, not what is being filled. Of the checkpoints that can be
+    restored, the newest are held until `keep` *verified* ones are among them, so that an unverified one never stands
+    in for a verified one, and is itself held while it may still be needed. A pinned checkpoint is no matter here: its
+    name under kept/ holds its bytes.
+
+    Args:
+        entries: all slots.
+        keep: how many verified checkpoints to hold, at least 1.
+        agreed: the newest counter that all ranks hold (with one rank: the newest published); it and whatever is
+            newer is held; 0 = none yet, which holds everything that is not damaged or abandoned.
+    """
+    entries = list(entries)
+    sealed = [e for e in entries if e.state is State.SEALED]
+    held: set[int] = set()
+    verified = 0
+    for entry in sorted((e for e in entries if e.whole), key=lambda e: -e.counter):
+        if verified >= keep and agreed and entry.counter < agreed:
+            break
+        held.add(entry.slot)
+        verified += entry.verified
+    free = [e for e in sealed if e.slot not in held]
+    return [e.slot for e in sorted(free, key=lambda e: (not e.damaged, not e.abandoned, e.counter))]
