@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pccheck import format
 from pccheck.errors import ContentError, FormatError, MediumError
@@ -85,18 +85,41 @@ class Listing:
 def list_store(volume: Volume) -> Listing:
     """Look at every slot and kept checkpoint of a store.
 
-    A writer may be at work: while no record is sealed but one is being filled, it looks again (at most 10 times),
-    since a checkpoint may have moved behind the reader's back from a slot not yet read to one already read.
+    A writer may be at work: while no record is sealed but one is being filled, or the word has moved, it looks again
+    (at most 10 times), since a checkpoint may have moved behind the reader's back from a slot not yet read to one
+    already read.
     """
     previous: tuple[SlotFile, ...] | None = None
     for _ in range(_LOOKS):
         check = read_check(volume)
         files = tuple(_files(volume, check))
+        lost = _lost(check, files)
+        if lost is not None and read_check(volume).word != check.word:
+            continue
         filling = any(f.record is not None and f.record.state == SlotState.FILLING for f in files)
         if not filling or files == previous or any(f.sealed for f in files):
+            if lost is not None:
+                files = tuple(
+                    sorted((*(f for f in files if f.name != lost.name), lost), key=lambda f: (f.kept, f.name))
+                )
             break
         previous = files
     return Listing(check=check, files=files)
+
+
+def _lost(check: CheckFacts, files: tuple[SlotFile, ...]) -> SlotFile | None:
+    """Give the slot that CHECK_ADDR names and that does not hold what it names: no crash leaves a store like that."""
+    if check.problem is not None or check.word == format.NO_WORD:
+        return None
+    counter, name = format.word_counter(check.word), format.slot_name(format.word_slot(check.word))
+    file = next((f for f in files if f.name == name), None)
+    if file is None:
+        return SlotFile(
+            name=name, links=0, problem=f"CHECK_ADDR names counter {counter} in it, but the file is missing"
+        )
+    if file.problem is not None or (file.sealed and file.record is not None and file.record.counter == counter):
+        return None
+    return replace(file, record=None, problem=f"CHECK_ADDR names counter {counter} in it, but its record is gone")
 
 
 def list_file(volume: Volume, name: str) -> Listing:

@@ -75,6 +75,7 @@ def open_for_writing(volume: Volume, coordinator: Coordinator, *, lock_timeout_s
             ledger.add(slot)
         for slot, record in sealed.items():
             ledger.adopt(slot, record, abandoned=record.counter in abandoned)
+        _warn_of_loss(check, volume, sealed, damaged)
         opening = coordinator.open(_held(check, ledger, found, kept), lock_timeout_s)
         newest = next(iter(ledger.whole()), None)
         word = newest.record.word if newest and newest.record else format.NO_WORD
@@ -160,6 +161,17 @@ def _sealed(found: dict[int, Record], store_id: bytes, damaged: list[tuple[str, 
         elif record.state is SlotState.SEALED:
             sealed[slot] = record
     return sealed
+
+
+def _warn_of_loss(check: CheckPage, volume: Volume, sealed: dict[int, Record], damaged: list[tuple[str, str]]) -> None:
+    """Say that what the word names is gone: no crash leaves that, and from here on the word names something else."""
+    word = check.load(format.CHECK_ADDR_OFFSET)
+    name, record = format.slot_name(format.word_slot(word)), sealed.get(format.word_slot(word))
+    if word == format.NO_WORD or (record is not None and record.word == word) or any(name == n for n, _ in damaged):
+        return  # it is there; or a restore will tell that its record is damaged
+    counter = format.word_counter(word)
+    text = f"{volume.path}: {name} does not hold counter {counter}, which CHECK names: that checkpoint was lost"
+    warnings.warn(f"{text}, and no crash does this; look at the storage", RuntimeWarning, stacklevel=5)
 
 
 def _held(check: CheckPage, ledger: Ledger, found: dict[int, Record], kept: dict[str, Record]) -> Held:

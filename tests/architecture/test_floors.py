@@ -175,5 +175,7 @@ def test_the_floors_bite(parse):
         "pccheck.store.store": [(1, "pccheck.format")],
     }
     assert reachable(graph([low, high]), "pccheck.store.store").keys() == {"pccheck.store.store", "pccheck.format"}
-    inner = parse("pccheck.pipeline", "pipeline/__init__.py", "from . import native\nfrom ..store.store import x\n", True)
+    inner = parse(
+        "pccheck.pipeline", "pipeline/__init__.py", "from . import native\nfrom ..store.store import x\n", True
+    )
     assert graph([inner])["pccheck.pipeline"] == [(1, "pccheck.pipeline.native"), (2, "pccheck.store.store")]

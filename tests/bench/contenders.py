@@ -80,6 +80,7 @@ class Pccheck:
         snapshot: "lazy" or "copy".
         in_flight: checkpoints at once.
         buffer_bytes: the pool; None = pccheck's own choice.
+        writers: threads that write.
         total: (bytes per second, seconds) in turn of a medium made slow by `pccheck.testing.throttle`; () = not slow.
         stream_bytes_per_s: of each checkpoint's stream on that medium; 0 = not limited.
     """
@@ -90,12 +91,18 @@ class Pccheck:
         in_flight: int = 2,
         *,
         buffer_bytes: int | None = None,
+        writers: int = 2,
         total: tuple[tuple[float, float], ...] = (),
         stream_bytes_per_s: float = 0.0,
     ) -> None:
         self.name = f"pccheck {snapshot}, in_flight {in_flight}"
         self.in_flight = in_flight
-        self._options: dict[str, Any] = {"snapshot": snapshot, "in_flight": in_flight, "buffer_bytes": buffer_bytes}
+        self._options: dict[str, Any] = {
+            "snapshot": snapshot,
+            "in_flight": in_flight,
+            "buffer_bytes": buffer_bytes,
+            "writers": writers,
+        }
         self._total, self._stream_bytes_per_s = total, stream_bytes_per_s
 
     def prepare(self, directory: Path) -> None:

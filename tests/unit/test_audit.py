@@ -151,8 +151,8 @@ def test_check_is_judged_apart(tmp_path: Path, data: bytes | None, damaged: bool
 
 
 def test_what_a_crash_leaves_is_no_damage(tmp_path: Path) -> None:
-    """Empty and short slot files, records of what was being filled, a word that names none, a half copy."""
-    put(tmp_path, "CHECK", check_file(word=format.pack_word(9, 0)))
+    """Empty and short slot files, records of what was being filled, a half copy."""
+    put(tmp_path, "CHECK", check_file(word=format.pack_word(8, 3)))
     put(tmp_path, "slot-000.pcc", b"")
     put(tmp_path, "slot-001.pcc", bytes(100))
     put(tmp_path, "slot-002.pcc", slot_file(STATE, counter=9, slot=2, state=SlotState.FILLING))
@@ -160,7 +160,19 @@ def test_what_a_crash_leaves_is_no_damage(tmp_path: Path) -> None:
     put(tmp_path, "kept/.7-c1.pcc.half", b"half")
     report = one(tmp_path, verify=True)
     assert (report.valid, report.damaged, exit_code([report])) == (1, 0, 0)
-    assert report.published is None
+    assert report.published is not None
+    assert report.published.counter == 8
+
+
+@pytest.mark.parametrize("slot", [0, 2, 7])
+def test_a_word_that_names_none_is_damage(tmp_path: Path, slot: int) -> None:
+    """No crash leaves that: the checkpoint that was published is gone (an empty slot, another one, no file)."""
+    put(tmp_path, "CHECK", check_file(word=format.pack_word(9, slot)))
+    put(tmp_path, "slot-000.pcc", b"")
+    put(tmp_path, "slot-002.pcc", slot_file(STATE, counter=8, slot=2))
+    report = one(tmp_path)
+    assert (report.damaged, exit_code([report])) == (1, 1)
+    assert [s.name for s in report.slots if s.verdict == "damaged"] == [format.slot_name(slot)]
 
 
 def test_nothing_valid_is_exit_1(tmp_path: Path) -> None:

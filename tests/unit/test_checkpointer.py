@@ -538,3 +538,29 @@ def test_bad_options_name_field_value_and_range(tmp_path):
         assert caught.value.field in option
         assert caught.value.field in str(caught.value)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("loss", ["record", "file"])
+def test_a_newest_checkpoint_that_vanished_is_noticed(make, tmp_path, loss):
+    """The word names what its slot does not hold: that is no crash, and neither inspect nor opening keeps silent."""
+    from pccheck.audit import audit, exit_code
+
+    ck = make(keep=2)
+    for step in (1, 2):
+        ck.save(step, state(step))
+        ck.wait()
+    ck.close()
+    victim = slot_of(tmp_path, 2)
+    if loss == "file":
+        victim.unlink()
+    else:
+        with victim.open("r+b") as f:
+            f.write(bytes(512))
+    reports = audit(tmp_path / "s")
+    assert exit_code(reports) == 1
+    assert [s.name for s in reports[0].slots if s.verdict == "damaged"] == [victim.name]
+    seen = pccheck.open(tmp_path / "s").restore()
+    assert (seen.step, [s.name for s in seen.skipped]) == (1, [victim.name])
+    with pytest.warns(RuntimeWarning, match="counter 2, which CHECK names"):
+        ck = make(keep=2)
+    assert ck.restore().step == 1

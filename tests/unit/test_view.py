@@ -292,6 +292,7 @@ def test_nothing_that_verifies_is_an_error_not_none(store: Path) -> None:
 
 
 def test_none_only_where_nothing_was_sealed(store: Path) -> None:
+    (store / "CHECK").write_bytes(check_file())
     for slot, state_ in enumerate((SlotState.FILLING, SlotState.WITHDRAWN)):
         (store / f"slot-{slot:03d}.pcc").write_bytes(sealed(10 * slot + 10, slot=slot, state=state_))
     (store / "slot-002.pcc").write_bytes(b"")
@@ -389,6 +390,7 @@ def test_reading_while_slots_are_refilled_always_gives_one_whole_step(store: Pat
     stop = threading.Event()
     volume = Directory(store, create=False, write=True)
     media = [volume.open(f"slot-{slot:03d}.pcc", write=True) for slot in range(3)]
+    page = volume.check_page(create=False)
 
     def write() -> None:
         counter, newest = 3, 2
@@ -403,6 +405,7 @@ def test_reading_while_slots_are_refilled_always_gives_one_whole_step(store: Pat
                 media[slot].write_from(data[4096:], 4096)
                 media[slot].write_from(data[:4096], 0)
                 media[slot].unlock()
+                page.store(format.CHECK_ADDR_OFFSET, format.pack_word(counter, slot))
                 newest = slot
 
     writer = threading.Thread(target=write)
@@ -422,6 +425,7 @@ def test_reading_while_slots_are_refilled_always_gives_one_whole_step(store: Pat
         writer.join()
         for medium in media:
             medium.close()
+        page.close()
         volume.close()
     assert last > 3
 
