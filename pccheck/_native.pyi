@@ -31,7 +31,9 @@ class Job:
 class Pipeline:
     """A pool of fixed buffers, threads, and jobs. Dropped without `close` it cancels what runs."""
 
-    def __new__(cls, buffers: int, buffer_bytes: int, copiers: int, writers: int, retries: int) -> Pipeline: ...
+    def __new__(
+        cls, buffers: int, buffer_bytes: int, copiers: int, writers: int, writers_per_job: int, retries: int
+    ) -> Pipeline: ...
     @property
     def buffers(self) -> int:
         """Buffers in all."""

@@ -59,6 +59,7 @@ class Checkpointer:
         buffer_bytes: int | None = None,
         chunk_bytes: int = 16 * MIB,
         writers: int = 2,
+        writers_per_checkpoint: int | None = None,
         snapshot: Snapshot = "copy",
         when_full: WhenFull = "block",
         max_block_s: float | None = None,
@@ -73,9 +74,9 @@ class Checkpointer:
     ) -> None:
         self.options = Options(
             in_flight=in_flight, keep=keep, keep_every=keep_every, buffer_bytes=buffer_bytes, chunk_bytes=chunk_bytes,
-            writers=writers, snapshot=snapshot, when_full=when_full, max_block_s=max_block_s, on_error=on_error,
-            write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s, exit_timeout_s=exit_timeout_s,
-            pipeline=pipeline,
+            writers=writers, writers_per_checkpoint=writers_per_checkpoint, snapshot=snapshot, when_full=when_full,
+            max_block_s=max_block_s, on_error=on_error, write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s,
+            exit_timeout_s=exit_timeout_s, pipeline=pipeline,
         )  # fmt: skip
         self._coordinator: Coordinator = coordinator or Solo()
         if isinstance(directory, (str, os.PathLike)):

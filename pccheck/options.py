@@ -25,7 +25,10 @@ class Options:
         buffer_bytes: size of the buffer pool; None = in_flight times the first state, at most a quarter of the
             memory that is free.
         chunk_bytes: bytes per chunk, a multiple of 4096, 4 KiB..1 GiB.
-        writers: threads that write to storage, 1..64.
+        writers: threads that write to storage, 1..64; they serve the oldest checkpoint first.
+        writers_per_checkpoint: of these, how many may be at one checkpoint at once, 1..64; None = all of them. Where
+            storage limits each stream below its total (network and object stores), let several checkpoints be written
+            side by side: writers = in_flight, writers_per_checkpoint = 1.
         snapshot: "copy" = `save()` returns when the state was copied; "lazy" = it returns at once and `fence()`
             must come before the state is changed.
         when_full: what `save()` does while `in_flight` checkpoints are under way: "block" or "skip".
@@ -43,6 +46,7 @@ class Options:
     buffer_bytes: int | None = None
     chunk_bytes: int = 16 * MIB
     writers: int = 2
+    writers_per_checkpoint: int | None = None
     snapshot: Snapshot = "copy"
     when_full: WhenFull = "block"
     max_block_s: float | None = None
@@ -56,6 +60,8 @@ class Options:
         _whole("in_flight", self.in_flight, 1, 64)
         _whole("keep", self.keep, 1, 1000)
         _whole("writers", self.writers, 1, 64)
+        if self.writers_per_checkpoint is not None:
+            _whole("writers_per_checkpoint", self.writers_per_checkpoint, 1, 64)
         _whole("chunk_bytes", self.chunk_bytes, 4096, 1 << 30, multiple=4096)
         if self.keep_every is not None:
             _whole("keep_every", self.keep_every, 1, 1 << 62)

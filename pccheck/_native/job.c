@@ -144,8 +144,6 @@ int pcc_submit(pcc_pipeline *p, const pcc_piece *pieces, size_t piece_count, con
     while (*link) link = &(*link)->next;
     *link = job;
     p->refs++; /* until pcc_job_release */
-    pthread_cond_broadcast(&p->copiers_wake);
-    if (job->prologue) pthread_cond_signal(&p->writers_wake);
     pcc_job_settle(p, job); /* a job of nothing ends here */
   }
   pthread_mutex_unlock(&p->mutex);
@@ -153,6 +151,9 @@ int pcc_submit(pcc_pipeline *p, const pcc_piece *pieces, size_t piece_count, con
     job_free(job);
     return error;
   }
+  /* Only now: whoever is woken under the mutex takes the processor from the caller just to wait for it. */
+  pthread_cond_broadcast(&p->copiers_wake);
+  if (prologue) pthread_cond_signal(&p->writers_wake);
   *out = job;
   return 0;
 }

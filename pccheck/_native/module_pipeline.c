@@ -18,10 +18,11 @@ typedef struct PipelineObject {
 } PipelineObject;
 
 static PyObject *pipeline_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"buffers", "buffer_bytes", "copiers", "writers", "retries", NULL};
-  int buffers, copiers, writers, retries;
+  static char *names[] = {"buffers", "buffer_bytes", "copiers", "writers", "writers_per_job", "retries", NULL};
+  int buffers, copiers, writers, per_job, retries;
   Py_ssize_t buffer_bytes;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iniii", names, &buffers, &buffer_bytes, &copiers, &writers, &retries))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "iniiii", names, &buffers, &buffer_bytes, &copiers, &writers, &per_job,
+                                   &retries))
     return NULL;
   if (buffer_bytes < 0) return raise_errno(EINVAL);
   allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -30,8 +31,9 @@ static PyObject *pipeline_new(PyTypeObject *type, PyObject *args, PyObject *kwar
   self->closed = true; /* until there is something to close */
   self->buffers = buffers;
   self->open = PyList_New(0);
-  int error = self->open ? pcc_pipeline_open(&self->pipeline, buffers, (size_t)buffer_bytes, copiers, writers, retries)
-                         : ENOMEM;
+  int error = ENOMEM;
+  if (self->open)
+    error = pcc_pipeline_open(&self->pipeline, buffers, (size_t)buffer_bytes, copiers, writers, per_job, retries);
   if (error) {
     Py_DECREF(self);
     return raise_errno(error);

@@ -137,6 +137,7 @@ typedef struct pcc_job {
   int *next_ready;      /* per chunk: the next captured chunk that waits for a writer, -1 = last */
   int *buffer_of;       /* per chunk: its pool buffer while captured and not yet written */
   int ready_head, ready_tail;
+  int writing; /* chunks that writers are just at */
   bool captured, ending, ended;
   pcc_failure failure;
   int64_t submitted_at, captured_at, ended_at, starved_since, starved_ns;
@@ -152,6 +153,7 @@ struct pcc_pipeline {
   pcc_pool pool;
   pcc_job *jobs; /* not yet ended, oldest first */
   int retries;
+  int writers_per_job; /* writers that may be at one job at once */
   bool closing;
   atomic_bool stopping;
   bool stopped;
@@ -159,7 +161,8 @@ struct pcc_pipeline {
   int thread_count;
 };
 
-int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int copiers, int writers, int retries);
+int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int copiers, int writers,
+                      int writers_per_job, int retries);
 bool pcc_pipeline_foreign(const pcc_pipeline *); /* whether this process is a forked child of the owner */
 /* Start a job. EINVAL: the tables contradict each other; ESHUTDOWN: closed. Tables are copied, `fd` is duplicated. */
 int pcc_submit(pcc_pipeline *, const pcc_piece *pieces, size_t piece_count, const pcc_chunk *chunks,

@@ -77,8 +77,10 @@ static int start_threads(pcc_pipeline *p, int copiers, int writers) {
   return error; /* a pool that nobody populates only makes the first round slower */
 }
 
-int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int copiers, int writers, int retries) {
-  bool sane = copiers >= 1 && copiers <= PCC_MAX_THREADS && writers >= 1 && writers <= PCC_MAX_THREADS && retries >= 0;
+int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int copiers, int writers,
+                      int writers_per_job, int retries) {
+  bool sane = copiers >= 1 && copiers <= PCC_MAX_THREADS && writers >= 1 && writers <= PCC_MAX_THREADS &&
+              writers_per_job >= 1 && retries >= 0;
   if (!sane) return EINVAL;
   pcc_pipeline *p = calloc(1, sizeof *p);
   if (!p) return ENOMEM;
@@ -90,6 +92,7 @@ int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int 
   p->refs = 1;
   p->generation = atomic_load(&generation);
   p->retries = retries;
+  p->writers_per_job = writers_per_job;
   atomic_init(&p->stopping, false);
   pthread_mutex_init(&p->mutex, NULL);
   pcc_condition_open(&p->copiers_wake);

@@ -147,16 +147,23 @@ static void write_chunk(pcc_pipeline *p, pcc_job *job) {
   attempt a = {.pipeline = p, .job = job, .sink = job->sink};
   int c = job->ready_head, buffer = job->buffer_of[c];
   job->ready_head = job->next_ready[c];
+  job->writing++;
   const pcc_chunk *chunk = &job->chunks[c];
   pthread_mutex_unlock(&p->mutex);
   int error = write_all(&a, pcc_pool_at(&p->pool, buffer), chunk->stored, chunk->file_offset);
   pthread_mutex_lock(&p->mutex);
   job->retries += a.tried;
   job->writes_left--;
+  job->writing--;
+  if (job->ready_head >= 0) pthread_cond_signal(&p->writers_wake); /* this writer may turn to an older job */
   if (error) pcc_job_fail(p, job, PCC_WRITE, error, a.at);
   pcc_pool_give(&p->pool, buffer);
   pthread_cond_signal(&p->copiers_wake);
   pcc_job_settle(p, job);
+}
+
+static bool can_write(const pcc_pipeline *p, const pcc_job *job) {
+  return job->prologue_state == PCC_PROLOGUE_DONE && job->ready_head >= 0 && job->writing < p->writers_per_job;
 }
 
 void *pcc_writer(void *raw) {
@@ -164,9 +171,7 @@ void *pcc_writer(void *raw) {
   pthread_mutex_lock(&p->mutex);
   for (;;) {
     pcc_job *job = p->jobs; /* the oldest that has work: younger ones go on while its prologue is being synced */
-    while (job && job->prologue_state != PCC_PROLOGUE_PENDING &&
-           (job->prologue_state != PCC_PROLOGUE_DONE || job->ready_head < 0))
-      job = job->next;
+    while (job && job->prologue_state != PCC_PROLOGUE_PENDING && !can_write(p, job)) job = job->next;
     if (job && job->prologue_state == PCC_PROLOGUE_PENDING) {
       write_prologue(p, job);
     } else if (job) {

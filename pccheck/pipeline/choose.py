@@ -23,7 +23,9 @@ def native_missing() -> str | None:
     return None
 
 
-def make_pipeline(name: PipelineName, buffer_bytes: int, chunk_bytes: int, writers: int) -> Pipeline:
+def make_pipeline(
+    name: PipelineName, buffer_bytes: int, chunk_bytes: int, writers: int, writers_per_job: int | None = None
+) -> Pipeline:
     """Make the pipeline called `name`; "auto" = native where the extension was built.
 
     Args:
@@ -31,6 +33,7 @@ def make_pipeline(name: PipelineName, buffer_bytes: int, chunk_bytes: int, write
         buffer_bytes: size of the pool, at least two chunks.
         chunk_bytes: largest chunk, a multiple of 4096.
         writers: threads that write, 1..64.
+        writers_per_job: of these, how many may be at one checkpoint at once; None = all of them.
 
     Raises UsageError where "native" is asked for and was not built.
     """
@@ -40,8 +43,15 @@ def make_pipeline(name: PipelineName, buffer_bytes: int, chunk_bytes: int, write
             f"pipeline='native' cannot be had: {missing}; install pccheck where a C compiler is, or use 'auto'"
         )
     if name == "portable" or missing is not None:
-        return PortablePipeline(buffer_bytes, chunk_bytes, writers=writers)
+        return PortablePipeline(buffer_bytes, chunk_bytes, writers=writers, writers_per_job=writers_per_job)
     from pccheck.pipeline.native import NativePipeline
 
     copiers = 2 if (os.cpu_count() or 1) >= MANY_CORES else 1
-    return NativePipeline(buffer_bytes, chunk_bytes, writers=writers, copiers=copiers, retries=RETRIES)
+    return NativePipeline(
+        buffer_bytes,
+        chunk_bytes,
+        writers=writers,
+        writers_per_job=writers_per_job,
+        copiers=copiers,
+        retries=RETRIES,
+    )

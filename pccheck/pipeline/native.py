@@ -73,6 +73,7 @@ class NativePipeline:
         buffer_bytes: size of the pool; at least two chunks are taken.
         chunk_bytes: largest `chunk_bytes` of a layout, and the size of each buffer; a multiple of 4096.
         writers: threads that write, 1..64.
+        writers_per_job: of these, how many may be at one job at once; None = all of them.
         copiers: threads that capture, 1..64; one copies and digests at the speed of memory.
         retries: how often in a row a write that fails with EINTR, EIO, ESTALE or EAGAIN is tried again, 0..100.
 
@@ -84,12 +85,21 @@ class NativePipeline:
     name = "native"
 
     def __init__(
-        self, buffer_bytes: int, chunk_bytes: int, *, writers: int = 2, copiers: int = 1, retries: int = 5
+        self,
+        buffer_bytes: int,
+        chunk_bytes: int,
+        *,
+        writers: int = 2,
+        writers_per_job: int | None = None,
+        copiers: int = 1,
+        retries: int = 5,
     ) -> None:
         if chunk_bytes < PAGE or chunk_bytes % PAGE:
             raise OptionError("chunk_bytes", chunk_bytes, "a multiple of 4096, at least 4096")
+        per_job = writers if writers_per_job is None else writers_per_job
         for field, value, low, high in (
             ("writers", writers, 1, MAX_THREADS),
+            ("writers_per_job", per_job, 1, MAX_THREADS),
             ("copiers", copiers, 1, MAX_THREADS),
             ("retries", retries, 0, MAX_RETRIES),
         ):
@@ -98,7 +108,7 @@ class NativePipeline:
         self.chunk_bytes = chunk_bytes
         buffers = max(2, buffer_bytes // padded(chunk_bytes))
         try:
-            self._threads = NativeThreads(buffers, chunk_bytes, copiers, writers, retries)
+            self._threads = NativeThreads(buffers, chunk_bytes, copiers, writers, per_job, retries)
         except (MemoryError, OverflowError):
             raise MemoryError(
                 f"no memory for a pool of {buffers} buffers of {chunk_bytes:,} bytes; lower buffer_bytes"

@@ -43,22 +43,34 @@ class PortablePipeline:
         buffer_bytes: size of the pool, at least two chunks.
         chunk_bytes: largest `chunk_bytes` of a layout, and the size of each buffer.
         writers: threads that digest and write, 1..64.
+        writers_per_job: of these, how many may be at one job at once; None = all of them.
         retries: how often a write that fails with EIO, ESTALE or EAGAIN is tried again, 0..100.
     """
 
     name = "portable"
 
-    def __init__(self, buffer_bytes: int, chunk_bytes: int, *, writers: int = 2, retries: int = 3) -> None:
+    def __init__(
+        self,
+        buffer_bytes: int,
+        chunk_bytes: int,
+        *,
+        writers: int = 2,
+        writers_per_job: int | None = None,
+        retries: int = 3,
+    ) -> None:
         if chunk_bytes < PAGE or chunk_bytes % PAGE:
             raise OptionError("chunk_bytes", chunk_bytes, "a multiple of 4096, at least 4096")
         if buffer_bytes < 2 * chunk_bytes:
             raise OptionError("buffer_bytes", buffer_bytes, f"at least two chunks, {2 * chunk_bytes}")
         if not 1 <= writers <= 64:
             raise OptionError("writers", writers, "a whole number from 1 to 64")
+        per_job = writers if writers_per_job is None else writers_per_job
+        if not 1 <= per_job <= 64:
+            raise OptionError("writers_per_job", per_job, "a whole number from 1 to 64")
         if not 0 <= retries <= 100:
             raise OptionError("retries", retries, "a whole number from 0 to 100")
         self._pid = os.getpid()
-        self._core = Schedule(BufferPool(buffer_bytes // chunk_bytes, chunk_bytes), retries)
+        self._core = Schedule(BufferPool(buffer_bytes // chunk_bytes, chunk_bytes), retries, per_job)
         # Threads know the core only, so that a dropped pipeline is seen to be dropped.
         self._dropped = weakref.finalize(self, self._core.stop)
         self._dropped.atexit = False

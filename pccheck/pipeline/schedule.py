@@ -25,10 +25,12 @@ class Schedule:
     Args:
         pool: the buffers of all jobs.
         retries: how often a write is tried again.
+        writers_per_job: writers that may be at one job at once.
     """
 
-    def __init__(self, pool: BufferPool, retries: int) -> None:
+    def __init__(self, pool: BufferPool, retries: int, writers_per_job: int) -> None:
         self.pool = pool
+        self.writers_per_job = writers_per_job
         self.retries = retries
         self.changed = threading.Condition()
         self.running: list[PortableJob] = []  # not yet ended, the oldest first
@@ -102,7 +104,7 @@ class Schedule:
                         job.prologue_taken = True
                         job.busy += 1
                         return job, PROLOGUE, None
-                    if job.prologue_written and job.filled:
+                    if job.prologue_written and job.filled and job.busy < self.writers_per_job:
                         job.busy += 1
                         return job, *job.filled.popleft()
                 if self.stopping and not self.running:
@@ -114,6 +116,8 @@ class Schedule:
         with self.changed:
             job.busy -= 1
             job.left -= 1
+            if job.filled:
+                self.changed.notify_all()  # this writer may turn to an older job
             if index == PROLOGUE:
                 job.prologue_written = True
             else:

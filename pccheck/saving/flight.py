@@ -69,7 +69,7 @@ class Flight:
         self._options, self._store, self._coordinator = options, store, coordinator
         self._notifier, self._at = notifier, at
         self._pipeline: Pipeline | None = None
-        self._pool_bytes = 0
+        self._pool_bytes = self._sized_for = 0
         self._state = threading.Condition()  # guards what follows; nothing waits for a disk under it
         self._running: dict[int, Save] = {}  # by counter: admitted, not ended
         self._jobs: dict[int, Job] = {}  # by counter: may still read the caller's memory
@@ -143,23 +143,21 @@ class Flight:
 
     def _pipeline_for(self, prepared: Prepared, medium: Medium) -> Pipeline:
         """Give the pipeline; the first save makes it, and one of a much larger state makes a larger one."""
-        mapped = medium.mapping() is not None
-        if mapped:  # captured straight into the mapping: the pool is not used
-            wanted = 2 * self._options.chunk_bytes
-        elif self._pipeline is not None and self._options.buffer_bytes is not None:
-            wanted = self._pool_bytes
-        else:
-            o = self._options
-            wanted = sizing.pool_bytes(o.buffer_bytes, prepared.payload_bytes, o.in_flight, o.chunk_bytes)
+        if self._pipeline is not None and prepared.payload_bytes <= self._sized_for:
+            return self._pipeline
+        o = self._options
+        mapped = medium.mapping() is not None  # captured straight into the mapping: the pool is not used
+        wanted = sizing.pool_bytes(o.buffer_bytes, prepared.payload_bytes, o.in_flight, o.chunk_bytes)
+        wanted = 2 * o.chunk_bytes if mapped else wanted
         if self._pipeline is None or wanted > 2 * self._pool_bytes:
             if self._pipeline is not None:
-                self._pipeline.close(self._options.write_timeout_s)
+                self._pipeline.close(o.write_timeout_s)
                 self._pipeline, self._pool_bytes = None, 0  # there may be no memory for the next
-            native = mapped or medium.fileno() is not None
-            name = self._options.pipeline if native else "portable"
-            self._pipeline = make_pipeline(name, wanted, self._options.chunk_bytes, self._options.writers)
+            name = o.pipeline if mapped or medium.fileno() is not None else "portable"
+            self._pipeline = make_pipeline(name, wanted, o.chunk_bytes, o.writers, o.writers_per_checkpoint)
             self._pool_bytes = wanted
             self._stats = replace(self._stats, pipeline=self._pipeline.name)
+        self._sized_for = prepared.payload_bytes
         return self._pipeline
 
     def _commit_all(self) -> None:

@@ -81,6 +81,7 @@ class Pccheck:
         in_flight: checkpoints at once.
         buffer_bytes: the pool; None = pccheck's own choice.
         writers: threads that write.
+        writers_per_checkpoint: of these, how many may be at one checkpoint; None = all.
         total: (bytes per second, seconds) in turn of a medium made slow by `pccheck.testing.throttle`; () = not slow.
         stream_bytes_per_s: of each checkpoint's stream on that medium; 0 = not limited.
     """
@@ -92,6 +93,7 @@ class Pccheck:
         *,
         buffer_bytes: int | None = None,
         writers: int = 2,
+        writers_per_checkpoint: int | None = None,
         total: tuple[tuple[float, float], ...] = (),
         stream_bytes_per_s: float = 0.0,
     ) -> None:
@@ -102,6 +104,7 @@ class Pccheck:
             "in_flight": in_flight,
             "buffer_bytes": buffer_bytes,
             "writers": writers,
+            "writers_per_checkpoint": writers_per_checkpoint,
         }
         self._total, self._stream_bytes_per_s = total, stream_bytes_per_s
 

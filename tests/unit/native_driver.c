@@ -139,7 +139,9 @@ static void check_jobs(const char *folder, enum fault kind, int copiers, int wri
   uint8_t prologue[PCC_PAGE], page[PCC_PAGE];
   bool all = random_below(2);
   pcc_pipeline *p = NULL;
-  CHECK(pcc_pipeline_open(&p, 3, CHUNK, copiers, writers, 4) == 0);
+  int per_job = 1 + random_below(writers);
+  atomic_store(&most_at_once, per_job);
+  CHECK(pcc_pipeline_open(&p, 3, CHUNK, copiers, writers, per_job, 4) == 0);
   atomic_store(&fault, kind);
   atomic_store(&all_have_prologues, all);
   atomic_store(&required, alignment);
@@ -167,6 +169,7 @@ static void check_jobs(const char *folder, enum fault kind, int copiers, int wri
   atomic_store(&fault, NONE);
   atomic_store(&all_have_prologues, false);
   atomic_store(&required, 1);
+  atomic_store(&most_at_once, INT32_MAX);
   CHECK(pcc_free_buffers(p) == 3);
   pcc_pipeline_refuse(p);
   CHECK(pcc_pipeline_idle(p, SECONDS(60)));
@@ -177,7 +180,7 @@ static void check_jobs(const char *folder, enum fault kind, int copiers, int wri
 static void check_failures(const char *folder, enum fault kind, int error) {
   checkpoint c;
   pcc_pipeline *p = NULL;
-  CHECK(pcc_pipeline_open(&p, 3, CHUNK, 1, 2, 1) == 0);
+  CHECK(pcc_pipeline_open(&p, 3, CHUNK, 1, 2, 2, 1) == 0);
   make(&c, 150, 9000);
   int fd = new_file(folder, c.file_bytes);
   atomic_store(&fault, kind);
@@ -225,7 +228,7 @@ static void check_cancel(const char *folder, bool all) {
   pcc_job *jobs[JOBS];
   pthread_t threads[JOBS];
   watcher watchers[JOBS];
-  CHECK(pcc_pipeline_open(&p, 2, CHUNK, 2, 2, 1) == 0);
+  CHECK(pcc_pipeline_open(&p, 2, CHUNK, 2, 2, 2, 1) == 0);
   make(&c, 150, 9000);
   int fd = new_file(folder, c.file_bytes);
   atomic_store(&fault, SLOW);
@@ -258,7 +261,7 @@ static void check_mapped(const char *folder) {
   pcc_pipeline *p = NULL;
   pcc_job *job = NULL;
   uint8_t prologue[PCC_PAGE];
-  CHECK(pcc_pipeline_open(&p, 2, CHUNK, 2, 1, 1) == 0);
+  CHECK(pcc_pipeline_open(&p, 2, CHUNK, 2, 1, 1, 1) == 0);
   make(&c, 150, 9000);
   memset(prologue, 'p', sizeof prologue);
   int fd = new_file(folder, c.file_bytes);

@@ -23,6 +23,7 @@ enum stage { FRESH, PROLOGUE_WRITTEN, PROLOGUE_SYNCED };
 static _Atomic(const uint8_t *) untouched; /* a mapped chunk that must be zeros until the prologue is synced */
 static atomic_int stages[1024]; /* by descriptor, of which each job has its own */
 
+static atomic_int most_at_once = INT32_MAX, at_once[1024]; /* writes of one job, by descriptor */
 static atomic_uint required = 1; /* what direct I/O would insist on */
 
 static bool is_direct(const void *data, size_t length, off_t offset) {
@@ -55,7 +56,18 @@ ssize_t __wrap_pread(int fd, void *data, size_t length, off_t offset) {
   return __real_pread(fd, data, length, offset);
 }
 
+static ssize_t faulty_pwrite(int fd, const void *data, size_t length, off_t offset);
+
 ssize_t __wrap_pwrite(int fd, const void *data, size_t length, off_t offset) {
+  CHECK(atomic_fetch_add(&at_once[fd], 1) < atomic_load(&most_at_once));
+  ssize_t written = faulty_pwrite(fd, data, length, offset);
+  int error = errno;
+  atomic_fetch_sub(&at_once[fd], 1);
+  errno = error;
+  return written;
+}
+
+static ssize_t faulty_pwrite(int fd, const void *data, size_t length, off_t offset) {
   static _Thread_local unsigned call; /* of this thread: every other one fails, so that no write fails twice in a row */
   int kind = atomic_load(&fault);
   call++;

@@ -15,6 +15,7 @@ WHOLE = {  # field: (lowest, highest)
     "keep": (1, 1000),
     "keep_every": (1, 1 << 62),
     "writers": (1, 64),
+    "writers_per_checkpoint": (1, 64),
     "chunk_bytes": (4096, 1 << 30),
     "buffer_bytes": (32 * MIB, 1 << 46),
 }
