@@ -10,7 +10,7 @@ from pccheck.reading.restoring import Restored, Skipped
 from pccheck.saving.flight import Stats
 from pccheck.saving.save import Save
 from pccheck.version import __version__
-from pccheck.view import open
+from pccheck.view import View, open
 
 __all__ = [
     "Checkpointer",
@@ -19,6 +19,7 @@ __all__ = [
     "Save",
     "Skipped",
     "Stats",
+    "View",
     "__version__",
     "errors",
     "events",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from pccheck import format
+from pccheck import arguments, format
 from pccheck.errors import ClosedError, DeadlineError, ForkedError, UsageError
 from pccheck.events import Event
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
@@ -23,7 +23,6 @@ from pccheck.saving.notifier import Notifier
 from pccheck.saving.save import Save
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
-from pccheck.storage.directory import Directory
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 from pccheck.store.coordination import Coordinator, Solo
@@ -78,11 +77,9 @@ class Checkpointer:
             max_block_s=max_block_s, on_error=on_error, write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s,
             exit_timeout_s=exit_timeout_s, pipeline=pipeline,
         )  # fmt: skip
-        self._coordinator: Coordinator = coordinator or Solo()
-        if isinstance(directory, (str, os.PathLike)):
-            volume: Volume = Directory(os.fspath(directory), create=True, write=True)
-        else:
-            volume = directory
+        self._coordinator: Coordinator = Solo() if coordinator is None else coordinator
+        arguments.check_callable(coordinator=(self._coordinator, "agree"), observer=(observer, "__call__"))
+        volume = arguments.volume(directory)
         self._notifier = Notifier(observer)
         self._store = Store(
             volume, in_flight=in_flight, keep=keep, coordinator=self._coordinator, lock_timeout_s=lock_timeout_s,
@@ -125,11 +122,11 @@ class Checkpointer:
             (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
         """
         self._assert_usable(waits=True)
-        when_full = self._validated(step, when_full, link)
+        step, when_full = arguments.step(step), self._validated(when_full, link)
         with self._saving:
             self._assert_usable()  # it may have been closed while this waited for another save
-            save = Save(int(step), self._store.next_counter())
-            prepared = self._planner.prepare(state, step=save.step, metadata=dict(metadata or {}))
+            save = Save(step, self._store.next_counter())
+            prepared = self._planner.prepare(state, step=step, metadata=metadata)
             if not self._flight.admit(save, when_full):
                 return save
             job = self._flight.submit(save, prepared)
@@ -138,9 +135,7 @@ class Checkpointer:
         self._report(before=save.counter)  # how this one ends, its caller learns from what is returned
         return save
 
-    def _validated(self, step: int, when_full: WhenFull | None, link: str | None) -> WhenFull:
-        if isinstance(step, bool) or not hasattr(step, "__index__") or not -(1 << 63) <= int(step) < 1 << 63:
-            raise UsageError(f"step={step!r} is not allowed: a step is a whole number of 64 bits")
+    def _validated(self, when_full: WhenFull | None, link: str | None) -> WhenFull:
         if link is not None:
             raise UsageError("link= needs a store of links (keep=0), which this release does not open; leave it out")
         if when_full is None:
@@ -209,6 +204,7 @@ class Checkpointer:
             DamagedError, MediumError: it does not verify, and `fallback` is off or `step` was given.
         """
         self._assert_usable(waits=True)
+        step = None if step is None else arguments.step(step)
         with self._saving:
             self._assert_usable()
             self._flight.drain(None)
@@ -230,7 +226,10 @@ class Checkpointer:
             return restored
 
     def steps(self) -> list[int]:
-        """Give the steps that can be restored, kept and pinned, sorted; abandoned branches are not among them."""
+        """Give the steps of the checkpoints that are held, kept and pinned, sorted; not those on abandoned branches.
+
+        `restore` may find more: what was let go is still whole until its slot is used again.
+        """
         self._assert_usable()
         return sorted({r.step for r in self._store.books.durable()})
 
@@ -242,17 +241,17 @@ class Checkpointer:
     def pin(self, step: int) -> None:
         """Keep the newest durable checkpoint of a step until `unpin`; raises StepNotFoundError."""
         self._assert_usable()
-        self._store.history.pin(step)
+        self._store.history.pin(arguments.step(step))
 
     def unpin(self, step: int) -> None:
         """Undo `pin` or `keep_every` for a step; raises StepNotFoundError if none is pinned."""
         self._assert_usable()
-        self._store.history.unpin(step)
+        self._store.history.unpin(arguments.step(step))
 
     def delete(self, step: int) -> None:
         """Remove every durable checkpoint of a step, pinned ones included; raises StepNotFoundError."""
         self._assert_usable()
-        self._store.history.delete(step)
+        self._store.history.delete(arguments.step(step))
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -274,15 +273,19 @@ class Checkpointer:
             if self._closed:
                 return
             self._closed = True
-            atexit.unregister(self._drain_at_exit)
-            self._flight.close(timeout_s)
-            if not self._saving.acquire(timeout=self.options.exit_timeout_s):  # a save or restore is on its way out
-                raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
+            try:
+                self._flight.close(timeout_s)
+                if not self._saving.acquire(timeout=self.options.exit_timeout_s):  # a save or restore is on its way out
+                    raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
+            except BaseException:
+                self._closed = False  # Ctrl-C in a notebook, or the deadline: close() can be called again
+                raise
             try:
                 self._store.close()
             finally:
                 self._saving.release()
                 self._notifier.close()
+                atexit.unregister(self._drain_at_exit)
 
     def _drain_at_exit(self) -> None:
         if self._pid == os.getpid():  # a forked child that ends normally must not wait for its parent's saves
@@ -312,7 +315,8 @@ class Checkpointer:
             error.add_note(f"and closing the Checkpointer raised {second!r}")
 
     def __repr__(self) -> str:
-        return f"<Checkpointer {self._store.path}: {'closed' if self._closed else repr(self._flight)}>"
+        state = "closed" if self._closed else repr(self._flight) if self._pid == os.getpid() else f"of pid {self._pid}"
+        return f"<Checkpointer {self._store.path}: {state}>"
 
 
 def _verify(medium: Medium, record: format.Record) -> None:

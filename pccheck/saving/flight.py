@@ -253,12 +253,13 @@ class Flight:
         return self._stats
 
     def close(self, timeout_s: float | None) -> None:
-        """Wait for what is under way, at most `timeout_s` (then DeadlineError), and stop all threads."""
-        try:
-            self.drain(timeout_s, close=True)
-        finally:
-            for _ in self._committers:
-                self._work.put(None)
+        """Wait for what is under way, at most `timeout_s` (then DeadlineError), and stop all threads.
+
+        Whatever interrupts the wait has changed nothing: it may be called again.
+        """
+        self.drain(timeout_s, close=True)
+        for _ in self._committers:
+            self._work.put(None)
         for thread in self._committers:
             thread.join(self._options.exit_timeout_s)
         if self._pipeline is not None:

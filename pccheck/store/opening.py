@@ -78,8 +78,11 @@ def open_for_writing(volume: Volume, coordinator: Coordinator, *, lock_timeout_s
         _warn_of_loss(check, volume, sealed, damaged)
         opening = coordinator.open(_held(check, ledger, found, kept), lock_timeout_s)
         newest = next(iter(ledger.whole()), None)
-        word = newest.record.word if newest and newest.record else format.NO_WORD
-        if newest:
+        word = check.load(format.CHECK_ADDR_OFFSET)  # where nothing is whole, the last sign that something was
+        if format.word_counter(word) >= opening.next_counter:
+            word = format.NO_WORD  # no counter that was ever given out: a flipped bit
+        if newest and newest.record:
+            word = newest.record.word
             ledger.publish(newest.slot)
         for offset, value in (
             (format.INCARNATION_OFFSET, opening.incarnation),
@@ -147,6 +150,7 @@ def _superblock(check: CheckPage, volume: Volume, records: list[Record], used: b
     ids = Counter(r.store_id for r in records)
     store_id = ids.most_common(1)[0][0] if ids else secrets.token_bytes(16)
     check.write(format.SUPERBLOCK_OFFSET, format.pack_superblock(store_id))
+    check.store(format.CHECK_ADDR_OFFSET, format.NO_WORD)  # nothing of what was there can be believed
     return store_id
 
 
@@ -176,7 +180,7 @@ def _warn_of_loss(check: CheckPage, volume: Volume, sealed: dict[int, Record], d
 
 def _held(check: CheckPage, ledger: Ledger, found: dict[int, Record], kept: dict[str, Record]) -> Held:
     records = [*found.values(), *kept.values()]
-    last = check.load(format.LAST_COUNTER_OFFSET)
+    last = max(check.load(format.LAST_COUNTER_OFFSET), format.word_counter(check.load(format.CHECK_ADDR_OFFSET)))
     incarnation = check.load(format.INCARNATION_OFFSET)
     sane = format.MAX_COUNTER // 2  # a flipped high bit in CHECK must not use up the counters
     return Held(
@@ -209,7 +213,7 @@ def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
     while not _lock(volume):
         holder = format.unpack_holder(check.read(format.HOLDER_OFFSET, format.SECTOR))
         if holder is not None and _alive(holder):
-            raise StoreTaken(volume.path, holder, _torchrun_hint(holder))
+            raise StoreTaken(volume.path, holder, _hint(holder))
         if time.monotonic() >= deadline:
             hint = "Its recorded holder is dead, but a process that inherited its files still runs: end that one."
             raise StoreTaken(volume.path, holder or "a process that did not leave its name", hint)
@@ -240,8 +244,13 @@ def _alive(holder: str) -> bool:
     return True
 
 
-def _torchrun_hint(holder: str) -> str:
+def _hint(holder: str) -> str:
     match = _HOLDER.fullmatch(holder)
+    if match and int(match[1]) == os.getpid():
+        return (
+            "That is this very process: it has a Checkpointer open there. close() that one first "
+            "(a `with` block does so; one that was dropped without it stays open until the process ends)."
+        )
     if match and int(match[1]) != os.getpid() and int(match[2]) == os.getppid():
         return (
             "It was started by the same parent as this process, as ranks of one job are: "

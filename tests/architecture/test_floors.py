@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 FLOORS = {
-    4: {"cli", "printing", "audit"},
+    4: {"__main__", "cli", "printing", "audit"},
     3: {"checkpointer", "view"},
-    2: {"store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
+    2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
     | {"store.coordination"}
     | {"saving.commit", "saving.save", "saving.flight", "saving.notifier"}
     | {"reading.reader", "reading.chunks", "reading.listing", "reading.places", "reading.restoring", "reading.stored"}

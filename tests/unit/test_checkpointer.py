@@ -114,6 +114,30 @@ def test_a_step_is_a_whole_number_of_64_bits(make, step):
         make().save(step, state(0))
 
 
+def test_a_float_tensor_is_no_step(make):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(errors.UsageError, match=r"4\.5"):
+        make().save(torch.tensor(4.5), state(0))
+
+
+@pytest.mark.parametrize("directory", [None, 3, b"/x", "", "a\0b"])
+def test_a_directory_is_a_path(directory):
+    with pytest.raises(errors.UsageError, match="directory="):
+        pccheck.Checkpointer(directory)
+
+
+@pytest.mark.parametrize("argument", ["coordinator", "observer"])
+def test_what_is_called_must_be_callable(make, argument):
+    with pytest.raises(errors.UsageError, match=f"{argument}=3"):
+        make(**{argument: 3})
+
+
+@pytest.mark.parametrize("metadata", ["hello", [1], 5])
+def test_metadata_is_a_dict(make, metadata):
+    with pytest.raises(errors.UsageError, match="metadata"):
+        make().save(1, state(1), metadata=metadata)
+
+
 def test_numpy_steps_and_negative_steps_are_whole_numbers(make):
     ck = make(keep=3)
     for step in (np.int64(7), -5):
@@ -439,6 +463,27 @@ def test_max_block_s_skips_in_the_end(make):
     gate.open.set()
 
 
+def test_a_close_that_was_interrupted_can_be_called_again(make, monkeypatch):
+    """Ctrl-C in a notebook while close() waits: nothing is closed by halves, and the store is not locked for ever."""
+    gate = Gate("written")
+    ck = make(in_flight=1, _at=gate)
+    ck.save(1, state(1))
+    assert gate.reached.acquire(timeout=30)
+    drain = ck._flight.drain
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ck._flight, "drain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ck.close()
+    monkeypatch.setattr(ck._flight, "drain", drain)
+    assert "1 of 1 in flight" in repr(ck)
+    gate.open.set()
+    ck.close()
+    assert make().restore().step == 1
+
+
 def test_waits_have_deadlines(make):
     gate = Gate("written")
     ck = make(in_flight=1, _at=gate)
@@ -527,7 +572,7 @@ def test_a_forked_child_may_call_nothing(make):
 
 def test_a_second_writer_is_told_who_is_first(make, tmp_path):
     make()
-    with pytest.raises(errors.StoreTaken, match=f"pid {os.getpid()}"):
+    with pytest.raises(errors.StoreTaken, match=rf"pid {os.getpid()}.*this very process.*close\(\)"):
         pccheck.Checkpointer(tmp_path / "s")
 
 
@@ -538,6 +583,28 @@ def test_bad_options_name_field_value_and_range(tmp_path):
         assert caught.value.field in option
         assert caught.value.field in str(caught.value)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_store_whose_records_all_vanished_is_an_error_not_an_empty_one(make, tmp_path):
+    """Else a job would start from scratch and overwrite what could still be looked at."""
+    ck = make()
+    for step in range(4):
+        ck.save(step, state(step))
+    ck.close()
+    for file in slot_files(tmp_path):
+        with file.open("r+b") as f:
+            f.write(bytes(512))
+    for _ in range(2):  # opening does not wipe out the last sign of it
+        with pytest.warns(RuntimeWarning, match="counter 4, which CHECK names"):
+            ck = make()
+        with pytest.raises(errors.NoValidCheckpointError, match="CHECK_ADDR names counter 4"):
+            ck.restore()
+        ck.close()
+    with pytest.warns(RuntimeWarning, match="counter 4, which CHECK names"):
+        ck = make()
+    assert ck.save(9, state(9)).counter > 4
+    ck.wait()
+    assert ck.restore().step == 9
 
 
 @pytest.mark.parametrize("loss", ["record", "file"])
