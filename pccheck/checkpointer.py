@@ -23,7 +23,6 @@ from pccheck.saving.notifier import Notifier
 from pccheck.saving.save import Save
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
-from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 from pccheck.store.coordination import Coordinator, Solo
 from pccheck.store.store import Store
@@ -83,7 +82,7 @@ class Checkpointer:
         self._notifier = Notifier(observer)
         self._store = Store(
             volume, in_flight=in_flight, keep=keep, coordinator=self._coordinator, lock_timeout_s=lock_timeout_s,
-            verify=_verify, notify=self._notifier,
+            verify=reader.assert_whole, notify=self._notifier,
         )  # fmt: skip
         self._volume = volume
         self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or (lambda point: None))
@@ -317,9 +316,3 @@ class Checkpointer:
     def __repr__(self) -> str:
         state = "closed" if self._closed else repr(self._flight) if self._pid == os.getpid() else f"of pid {self._pid}"
         return f"<Checkpointer {self._store.path}: {state}>"
-
-
-def _verify(medium: Medium, record: format.Record) -> None:
-    damages = reader.verify(medium, record, reader.read_manifest(medium, record))
-    if damages:
-        raise damages[0]

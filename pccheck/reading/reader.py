@@ -192,6 +192,12 @@ def verify(
     return damages
 
 
+def assert_whole(medium: Medium, record: Record) -> None:
+    """Raise the first damage of a sealed checkpoint; errors as in `read_manifest` and `verify`."""
+    for damage in verify(medium, record, read_manifest(medium, record)):
+        raise damage
+
+
 def leaves_in(manifest: Manifest, start: int, length: int) -> list[str]:
     """Give the paths of the leaves that have bytes in this part of the byte space."""
     return [e.path for e in manifest.leaves if e.nbytes and e.offset < start + length and start < e.offset + e.nbytes]
