@@ -55,6 +55,8 @@ class Directory:
         self._fd = -1
         self._lock_fd = -1
         with told("open", self.path):
+            if create and os.path.exists(self.path) and not os.path.isdir(self.path):
+                raise NotADirectoryError(errno.ENOTDIR, "it is a file, and a store is a folder")
             if create:
                 os.makedirs(self.path, exist_ok=True)
             with forks.held_off():
