@@ -79,7 +79,7 @@ CHECK_ADDR_OFFSET = 4096  # these four 64-bit numbers are mapped and changed in 
 PEER_ADDR_OFFSET = 4104
 INCARNATION_OFFSET = 4112
 LAST_COUNTER_OFFSET = 4120
-ABANDONED_OFFSETS = (8192, 12288)  # two copies, written in turn: the newer one that validates counts
+ABANDONED_OFFSETS = (8192, 12288)  # two copies, written one after the other: the newer one that validates counts
 HOLDER_OFFSET = 16384
 
 _SUPERBLOCK = struct.Struct("<8sII16s")  # magic, version, endianness, store id; then XXH3-64 of these
@@ -134,6 +134,16 @@ class Abandoned:
             else:
                 joined.append((a, b))
         return replace(self, sequence=self.sequence + 1, ranges=tuple(joined))
+
+    def without(self, counter: int) -> Abandoned:
+        """Give the set without one counter: a run went on from that checkpoint after all."""
+        ranges: list[tuple[int, int]] = []
+        for low, high in self.ranges:
+            if low <= counter <= high:
+                ranges += [(a, b) for a, b in ((low, counter - 1), (counter + 1, high)) if a <= b]
+            else:
+                ranges.append((low, high))
+        return replace(self, sequence=self.sequence + 1, ranges=tuple(ranges))
 
     def pruned(self, counters: frozenset[int]) -> Abandoned:
         """Give the set without the ranges that hold none of `counters`: nothing is left there to be left out."""

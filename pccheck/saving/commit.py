@@ -18,8 +18,9 @@ from dataclasses import replace
 import xxhash
 
 from pccheck import events
-from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreTaken
+from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreGoneError, StoreTaken
 from pccheck.format import PAYLOAD_OFFSET, Record, SlotState
+from pccheck.pipeline.interface import Job
 from pccheck.saving.save import Outcome, Underway
 from pccheck.store.coordination import Coordinator
 from pccheck.store.store import Store
@@ -49,12 +50,12 @@ def commit(work: Underway, store: Store, coordinator: Coordinator, emit: Emit, a
     store.slots.write_record(sealed)
     at("sealed")
     store.slots[sealed.slot].sync()
-    store.seal(sealed)
     at("record-synced")
-    emit(events.Sealed(**about, slot=sealed.slot, seconds=work.seconds()))
-    if work.pin:
+    if work.pin:  # before it counts as sealed: from then on its slot may be given away, if a newer one was published
         store.history.keep_record(sealed)
         at("pinned")
+    store.seal(sealed)
+    emit(events.Sealed(**about, slot=sealed.slot, seconds=work.seconds()))
     won = store.publish(sealed)
     at("published")
     store.sync_word(sealed)
@@ -75,9 +76,21 @@ def take_back(work: Underway, error: BaseException, store: Store, coordinator: C
     unsynced = isinstance(error, MediumError) and error.operation == "sync"  # its content is unknown from here on
     if stuck:
         work.job.cancel()
-    store.fail(work.record, quarantine=stuck or unsynced, reachable=not stuck and not isinstance(error, StoreTaken))
+    store.fail(
+        work.record,
+        quarantine=stuck or unsynced,
+        reachable=not stuck and not isinstance(error, (StoreTaken, StoreGoneError)),
+        ended=lambda: _has_ended(work.job),
+    )
     coordinator.agree(counter=work.save.counter, step=work.save.step, ok=False, timeout_s=work.left_s())
     emit(events.Failed(step=work.save.step, counter=work.save.counter, error=error))
+
+
+def _has_ended(job: Job) -> bool:
+    try:
+        return job.wait_written(0)
+    except PccheckError:
+        return True  # failed or cancelled, with nothing running any more
 
 
 def _seal(work: Underway) -> tuple[Record, bytes]:

@@ -41,7 +41,8 @@ class NumpyKind(LeafKind):
         """Give the spec; raises UnsupportedLeafError for object arrays and subclasses of ndarray."""
         if isinstance(value, np.ndarray) and type(value) is not np.ndarray and type(value) is not np.memmap:
             raise _refused(
-                value, "a subclass of ndarray would come back as a plain array; store what it is made of (of a masked array .data and .mask)"
+                value,
+                "a subclass of ndarray would come back as a plain array; store its parts, such as .data and .mask",
             )
         try:
             dtype, extra = numpy_dtypes.encode(value.dtype)

@@ -22,6 +22,7 @@ from pccheck.storage.checkpage import FilePage, atomics
 from pccheck.storage.fileio import Storage
 from pccheck.storage.filesystem import storage_of
 from pccheck.storage.media import FileMedium
+from pccheck.storage.medium import Medium
 from pccheck.storage.names import told
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
@@ -152,6 +153,20 @@ class Directory:
         except MediumError as error:
             if error.errno != errno.ENOENT:
                 raise
+
+    def is_named(self, name: str, medium: Medium) -> bool:
+        """Tell whether a name leads to this very file."""
+        folder, leaf = names.split(name)
+        opened = medium.fileno()
+        if opened is None:
+            raise UsageError(f"{medium.path} was not opened through {self.path}")
+        try:
+            with self._folder(folder) as fd, told("status query", self._where(name)):
+                return names.is_named(opened, leaf, fd)
+        except MediumError as error:
+            if error.errno == errno.ENOENT:
+                return False
+            raise
 
     def sync_names(self, folder: str = "") -> None:
         """Make the names in a folder durable, and for a subfolder its own name; a missing one has no names to sync."""

@@ -62,6 +62,9 @@ class Volume(Protocol):
     def remove(self, name: str) -> None:
         """Remove a name; one that is not there is no error."""
 
+    def is_named(self, name: str, medium: Medium) -> bool:
+        """Tell whether a name leads to this very file, which was opened through this volume."""
+
     def sync_names(self, folder: str = "") -> None:
         """Make the names of the store's folder, or of a subfolder, durable."""
 

@@ -45,6 +45,11 @@ class Books:
         with self.lock:
             return [e for e in self.ledger.whole() if e.counter <= self.agreed]
 
+    def published(self) -> Entry | None:
+        """Give the slot that the word names."""
+        with self.lock:
+            return self.ledger.published
+
     def kept(self) -> dict[str, Record]:
         """Give the pinned checkpoints by file name, abandoned ones included."""
         with self.lock:

@@ -83,11 +83,17 @@ class Check:
         if self._mirrored:
             self._page.store(format.PEER_ADDR_OFFSET, word)
 
-    def abandon(self, low: int, high: int) -> None:
-        """Leave the counters `low..high` behind, durably: of the two copies the older one is overwritten."""
-        abandoned = self.abandoned.adding(low, high)
-        self._page.write(format.ABANDONED_OFFSETS[abandoned.sequence % 2], format.pack_abandoned(abandoned))
-        self._page.sync()
+    def abandon(self, abandoned: Abandoned) -> None:
+        """Set what is left behind, durably.
+
+        One copy after the other, the older one first: a crash leaves at least one of them whole, and damage to one of
+        them later does not undo a roll-back.
+        """
+        page = format.pack_abandoned(abandoned)
+        first = abandoned.sequence % 2
+        for copy in (first, 1 - first):
+            self._page.write(format.ABANDONED_OFFSETS[copy], page)
+            self._page.sync()
         self.abandoned = abandoned
 
     def sync(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pccheck import format
-from pccheck.errors import StepNotFoundError
+from pccheck.errors import ContentError, StepNotFoundError
 from pccheck.format import Record, SlotState
+from pccheck.reading.reader import read_record
 from pccheck.storage.volume import Volume
 from pccheck.store.books import Books
 from pccheck.store.ledger import Entry, State
@@ -42,10 +43,23 @@ class History:
     def _link_kept(self, record: Record) -> None:
         name = format.kept_name(record.step, record.counter)
         self._volume.link(format.slot_name(record.slot), name)
+        if not self._is_kept(name, record):  # something else had that name: a damaged one, or another store's
+            self._volume.remove(name)
+            self._volume.link(format.slot_name(record.slot), name)
         self._volume.sync_names(format.KEPT_FOLDER)
         self._volume.sync_names()
         with self._books.lock:
             self._books.pins[name] = record
+
+    def _is_kept(self, name: str, record: Record) -> bool:
+        medium = self._volume.open(name)
+        try:
+            found = read_record(medium)
+        except ContentError:
+            return False
+        finally:
+            medium.close()
+        return found is not None and found.identity == record.identity
 
     def unpin(self, step: int) -> None:
         """Let go of the pinned checkpoints of a step: `keep` alone decides on what is still in a slot."""
@@ -74,7 +88,9 @@ class History:
             names = [n for n, r in self._books.kept().items() if r.step == step]
             if not names and not doomed:
                 raise StepNotFoundError(step, [r.step for r in self._books.durable()], self._volume.path)
-            self._point_at(next(iter(left), None))
+            published = self._books.published()
+            if published is not None and published.slot in doomed:
+                self._point_at(next(iter(left), None))
             self._remove_kept(names)
             for slot, record in doomed.items():
                 self._slots.write_record(replace(record, state=SlotState.WITHDRAWN))
@@ -99,21 +115,25 @@ class History:
                     if entry.counter in damaged:
                         books.ledger.mark(entry.slot, damaged=True)
                 if in_slot and books.ledger[record.slot].state is State.FREE:
-                    books.ledger.adopt(record.slot, record, abandoned=record.counter in books.check.abandoned)
+                    books.ledger.adopt(record.slot, record, abandoned=False)
                 if in_slot and books.ledger[record.slot].state in (State.SEALED, State.PUBLISHED):
                     books.ledger.mark(record.slot, verified=True)
-            if branch and any(r.counter > record.counter for r in books.durable()):
-                self._abandon(record.counter + 1, books.next_counter - 1)
+            if branch and (
+                record.counter in books.check.abandoned or any(r.counter > record.counter for r in books.durable())
+            ):
+                self._branch_from(record.counter)
             if branch or damaged:
                 self._point_at(next(iter(books.whole()), None))
             books.base = record.counter
 
-    def _abandon(self, low: int, high: int) -> None:
-        self._books.check.abandon(low, high)
+    def _branch_from(self, counter: int) -> None:
+        """Abandon what is newer than a checkpoint, and that one no longer, should an earlier roll-back have done so."""
+        check, newest = self._books.check, self._books.next_counter - 1
+        newer = check.abandoned.adding(counter + 1, newest) if newest > counter else check.abandoned
+        check.abandon(newer.without(counter))
         with self._books.lock:
             for entry in self._books.ledger.in_state(State.SEALED, State.PUBLISHED):
-                if entry.counter in self._books.check.abandoned:
-                    self._books.ledger.mark(entry.slot, abandoned=True)
+                self._books.ledger.mark(entry.slot, abandoned=entry.counter in check.abandoned)
 
     def _point_at(self, entry: Entry | None) -> None:
         """Set the word to a sealed checkpoint, or to none; durable before anything else happens."""

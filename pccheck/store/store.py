@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from pccheck import format
 from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken, UsageError
 from pccheck.events import Event, Grew, Released
-from pccheck.format import MAX_COUNTER, Record, SlotState, word_counter
+from pccheck.format import MAX_COUNTER, Record, SlotState
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 from pccheck.store import retention
@@ -58,7 +59,8 @@ class Store:
         self._store_id, self._wanted, self._keep = opened.store_id, in_flight + keep, keep
         self.slots = Slots(volume, opened.media)
         self.books = Books(check, opened.ledger, opened.kept, opened.next_counter)
-        self._dead: set[int] = set()  # quarantined slots whose file is to be removed; guarded by `files_lock`
+        # Quarantined slots whose file is to be removed once its writers have ended; guarded by `files_lock`.
+        self._dead: dict[int, Callable[[], bool]] = {}
         self.history = History(volume, self.books, self.slots)
 
     @property
@@ -102,11 +104,15 @@ class Store:
         """Take a free slot for a checkpoint and give its "filling" record, to be made durable before any payload."""
         read: set[int] = set()  # slots that readers have locked
         while True:
+            if not self.books.check.links():  # whoever opens the store now has another CHECK, and all of these slots
+                raise self._gone("reserve")
             record = self._take(counter, step, read)
             if record is None:
                 self._make_room()
-            elif not self.slots[record.slot].links() and self.books.check.links():
-                self._forget(record.slot)  # somebody removed the file alone: a checkpoint in it could not be found
+            elif not self._is_here(record.slot):
+                self._renew(record.slot, forget=True)  # a checkpoint in that file could not be found by its name
+            elif self.slots[record.slot].links() > 1:
+                self._renew(record.slot, forget=False)  # a pinned one whose record is damaged: its bytes stay
             elif self.slots[record.slot].lock_exclusive():
                 return record
             else:
@@ -114,12 +120,23 @@ class Store:
                 with self.books.lock:
                     self.books.ledger.fail(record.slot)
 
-    def _forget(self, slot: int) -> None:
+    def _is_here(self, slot: int) -> bool:
+        return self._volume.is_named(format.slot_name(slot), self.slots[slot])
+
+    def _gone(self, operation: str) -> StoreGoneError:
+        text = "the files of the store were removed or moved away while it was open; open it anew"
+        return StoreGoneError(operation, self.path, FileNotFoundError(2, text))
+
+    def _renew(self, slot: int, *, forget: bool) -> None:
+        """Use another file for a slot: the one that is open has lost its name, or has another one."""
         with self.books.files_lock:
             with self.books.lock:
                 self.books.ledger.fail(slot)
-                self.books.ledger.retire(slot)
-            self.slots.forget(slot)
+            if forget:
+                self.slots.forget(slot)
+            if forget or not self.slots.replace(slot):
+                with self.books.lock:
+                    self.books.ledger.retire(slot)
 
     def _take(self, counter: int, step: int, read: set[int]) -> Record | None:
         with self.books.lock:
@@ -157,7 +174,7 @@ class Store:
         """
         check = self.books.check
         with self.books.lock:
-            counter = word_counter(check.word)
+            counter = format.word_counter(check.word)
             if self._coordinator.world > 1 or counter <= self.books.agreed:
                 return
             check.point_at(check.word)
@@ -205,10 +222,9 @@ class Store:
         """Make the word durable, and see that the files still have names."""
         self.books.check.sync()
         with self.books.files_lock:  # a newer checkpoint may have been published meanwhile, and this slot given away
-            here = self.books.check.links() and (not self._holds(record) or self.slots[record.slot].links())
+            here = self.books.check.links() and (not self._holds(record) or self._is_here(record.slot))
         if not here:
-            error = FileNotFoundError(2, "the files of the store were removed while it was open")
-            raise StoreGoneError("publish", self.path, error)
+            raise self._gone("publish")
 
     def _holds(self, record: Record) -> bool:
         with self.books.lock:
@@ -226,6 +242,7 @@ class Store:
             return  # whoever took the store may use any of these slots; what was committed before that is durable
         with self.books.files_lock:
             self._free_slots()
+            self._bury()
             self._trim()
 
     def _free_slots(self) -> bool:
@@ -259,13 +276,16 @@ class Store:
                 raise
             spare.pop()
 
-    def fail(self, record: Record, *, quarantine: bool, reachable: bool) -> None:
+    def fail(
+        self, record: Record, *, quarantine: bool, reachable: bool, ended: Callable[[], bool] = lambda: True
+    ) -> None:
         """Take back a save that failed.
 
         Args:
             record: what it reserved.
             quarantine: what the file holds is unknown (a sync failed, a writer did not end): never use it again.
             reachable: whether it makes sense to write to the file; its record is then withdrawn at best effort.
+            ended: tells whether nobody writes to the file any more; from then on a quarantined one is removed.
         """
         with self.books.lock:
             entry = next((e for e in self.books.ledger.entries() if e.counter == record.counter), None)
@@ -282,9 +302,9 @@ class Store:
             else:
                 self.books.ledger.fail(record.slot)
         self.slots[record.slot].unlock()
-        if quarantine and reachable:
+        if quarantine:
             with self.books.files_lock:
-                self._dead.add(record.slot)
+                self._dead[record.slot] = ended
                 try:
                     self._bury()
                 except MediumError:
@@ -295,11 +315,11 @@ class Store:
 
         Else a disk whose syncs go on failing would lose the space of one slot more with every save.
         """
-        for slot in sorted(self._dead):
+        for slot in [slot for slot, ended in self._dead.items() if ended()]:
             self.slots.remove(slot)
             with self.books.lock:
                 self.books.ledger.retire(slot)
-            self._dead.remove(slot)
+            del self._dead[slot]
 
     def close(self) -> None:
         """Close every file and give the lock back."""

@@ -273,6 +273,10 @@ class FaultyVolume:
         self.inner.remove(name)
         guard.done()
 
+    def is_named(self, name: str, medium: Medium) -> bool:
+        """Tell whether a name leads to a medium."""
+        return self.inner.is_named(name, medium.inner if isinstance(medium, FaultyMedium) else medium)
+
     def sync_names(self, folder: str = "") -> None:
         """Sync names, or fail."""
         guard = _Guard(self.script, "sync_names", folder)

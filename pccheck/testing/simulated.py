@@ -11,6 +11,7 @@ from typing import final
 
 from pccheck import format
 from pccheck.errors import CapacityError
+from pccheck.storage.medium import Medium
 from pccheck.testing.disk import Op, SimulatedDisk, folder_of
 from pccheck.testing.simulated_medium import Session, SimulatedMedium
 
@@ -77,6 +78,11 @@ class SimulatedVolume:
             if name in self.disk.names:
                 self.session.do(Op(kind="remove", name=name, session=self.session.number))
                 self._rename(name)
+
+    def is_named(self, name: str, medium: Medium) -> bool:
+        """Tell whether a name leads to this very file."""
+        with self.disk.lock:
+            return isinstance(medium, SimulatedMedium) and self.disk.names.get(name) == medium.inode
 
     def sync_names(self, folder: str = "") -> None:
         """Make the names of a folder durable."""

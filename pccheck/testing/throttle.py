@@ -233,6 +233,10 @@ class ThrottledVolume:
         time.sleep(self._delay_s)
         self.inner.remove(name)
 
+    def is_named(self, name: str, medium: Medium) -> bool:
+        """Tell whether a name leads to a medium."""
+        return self.inner.is_named(name, medium.inner if isinstance(medium, ThrottledMedium) else medium)
+
     def sync_names(self, folder: str = "") -> None:
         """Sync names after the delay."""
         time.sleep(self._delay_s)

@@ -236,6 +236,9 @@ def test_d7_nothing_is_committed_before_all_chunks_are_written(tmp_path):
         def open(self, name, *, write=False):
             return Slow(directory.open(name, write=write), format.PAYLOAD_OFFSET + 65536)
 
+        def is_named(self, name, medium):
+            return directory.is_named(name, medium.inner)
+
     with pccheck.Checkpointer(SlowVolume(), in_flight=2, writers=3, chunk_bytes=CHUNK) as ck:
         ck.save(0, make_state(0, 6 * CHUNK)).durable.result(WAIT_S)
         slowed.append(True)
@@ -285,6 +288,9 @@ def test_d7_the_slot_of_a_failed_save_is_not_given_away_while_its_chunks_are_wri
 
         def open(self, name, *, write=False):
             return Slow(directory.open(name, write=write))
+
+        def is_named(self, name, medium):
+            return directory.is_named(name, medium.inner)
 
     armed: list[bool] = []
     with pccheck.Checkpointer(SlowVolume(), in_flight=2, writers=2, chunk_bytes=CHUNK) as ck:

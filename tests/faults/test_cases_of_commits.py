@@ -40,6 +40,7 @@ def damage_in_turn(store):
         yield f"CHECK cut to {left}", cut
 
 
+@pytest.mark.filterwarnings("ignore:.*which CHECK names")
 def test_case_9_an_incomplete_newest_checkpoint_is_passed_over(tmp_path):
     """Case 9: each file of the newest is lost or cut in turn: the one before comes back, and what was skipped."""
     import shutil

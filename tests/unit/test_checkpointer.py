@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 import pccheck
 from pccheck import errors, events
+from pccheck.storage.directory import Directory
+from pccheck.testing.throttle import Rate, ThrottledVolume
 
 KIB = 1024
 
@@ -631,3 +634,171 @@ def test_a_newest_checkpoint_that_vanished_is_noticed(make, tmp_path, loss):
     with pytest.warns(RuntimeWarning, match="counter 2, which CHECK names"):
         ck = make(keep=2)
     assert ck.restore().step == 1
+
+
+# -- what an adversary found -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_going_back_to_an_abandoned_step_makes_it_count_again(make, pinned):
+    """A run that goes on from it must find it after a crash, and its slot must not be given to the next save."""
+    ck = make(in_flight=1, keep=1)
+    for step in (5, 8):
+        ck.save(step, state(step))
+        ck.wait()
+        if pinned and step == 8:
+            ck.pin(8)
+    ck.restore(5)
+    if pinned:
+        ck.save(6, state(6))
+        ck.wait()
+    assert ck.latest() == (6 if pinned else 5)
+    assert same(ck.restore(8).state, state(8))
+    assert ck.latest() == 8
+    ck.close()
+    ck = make(in_flight=1, keep=1)  # durably so
+    assert ck.latest() == 8
+    assert same(ck.restore().state, state(8))
+    gate = Gate("data-synced")
+    ck._flight._at = gate
+    ck.save(9, state(9))
+    assert gate.reached.acquire(timeout=30)
+    with pccheck.open(ck._store.path) as view:
+        assert same(view.restore().state, state(8))  # still whole while 9 is not yet durable
+    gate.open.set()
+    ck.wait()
+    assert ck.latest() == 9
+
+
+def test_a_writer_whose_check_is_gone_touches_no_slot(make, tmp_path):
+    """Whoever opens the store then has another CHECK and another lock: the first writer must not write to its slots."""
+    first = make()
+    first.save(1, state(1))
+    first.wait()
+    (tmp_path / "s/CHECK").unlink()
+    with pytest.warns(RuntimeWarning, match="rebuilt"):
+        second = make()
+    second.restore()
+    second.save(100, state(100))
+    second.wait()
+    for step in range(2, 7):
+        with pytest.raises(errors.StoreGoneError, match="open it anew"):
+            first.save(step, state(step))
+    assert same(second.restore().state, state(100))
+
+
+def test_files_that_were_moved_away_are_not_durable_here(make, tmp_path):
+    ck = make()
+    ck.save(1, state(1))
+    ck.wait()
+    (tmp_path / "elsewhere").mkdir()
+    gate = Gate("sealed")
+    ck._flight._at = gate
+    save = ck.save(2, state(2))
+    assert gate.reached.acquire(timeout=30)
+    for file in slot_files(tmp_path):
+        file.rename(tmp_path / "elsewhere" / file.name)
+    gate.open.set()
+    with pytest.raises(errors.StoreGoneError):
+        save.durable.result(30)
+    with pytest.raises(errors.StoreGoneError):
+        ck.wait()
+
+
+def test_saves_that_time_out_leave_no_slot_behind(make, tmp_path):
+    """Their files are removed as soon as nobody writes to them any more."""
+    slow = ThrottledVolume(Directory(tmp_path / "s", create=True, write=True), total=Rate.steady(300 * KIB))
+    ck = make(directory=slow, in_flight=1, write_timeout_s=0.05)
+    for step in range(1, 6):
+        with pytest.raises(errors.DeadlineError):
+            ck.save(step, state(step)).durable.result(30)
+        with pytest.raises(errors.DeadlineError):
+            ck.wait()
+    deadline = time.monotonic() + 30
+    while len(slot_files(tmp_path)) > 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        ck._store.release()
+    assert len(slot_files(tmp_path)) <= 2
+
+
+def test_a_kept_file_whose_record_is_damaged_is_not_overwritten(make, tmp_path):
+    ck = make(in_flight=1)
+    ck.save(5, state(5))
+    ck.wait()
+    ck.pin(5)
+    ck.close()
+    kept = next((tmp_path / "s/kept").iterdir())
+    flip(kept, 200)
+    before = kept.read_bytes()
+    ck = make(in_flight=1)
+    for step in (6, 7, 8):
+        ck.save(step, state(step))
+        ck.wait()
+    assert kept.read_bytes() == before
+    ck.close()
+
+
+def test_one_damaged_copy_of_the_abandoned_ranges_does_not_undo_a_roll_back(make, tmp_path):
+    from pccheck import format
+
+    ck = make(keep=3)
+    for step in (1, 2, 3):
+        ck.save(step, state(step))
+        ck.wait()
+    ck.restore(2)
+    ck.close()
+    for offset in format.ABANDONED_OFFSETS:
+        flip(tmp_path / "s/CHECK", offset + 30)
+        assert pccheck.open(tmp_path / "s").restore().step == 2
+        flip(tmp_path / "s/CHECK", offset + 30)
+
+
+def test_deleting_an_older_step_does_not_move_the_word_back(make):
+    gate = Gate("published")
+    ck = make(keep=3)
+    for step in (1, 2):
+        ck.save(step, state(step))
+        ck.wait()
+    ck._flight._at = gate
+    ck.save(3, state(3))
+    assert gate.reached.acquire(timeout=30)
+    word = ck._store.books.check.word
+    ck.delete(1)
+    assert ck._store.books.check.word == word
+    gate.open.set()
+    ck.wait()
+    assert ck.steps() == [2, 3]
+
+
+def test_a_pin_does_not_trust_what_already_has_its_name(make, tmp_path):
+    ck = make()
+    save = ck.save(5, state(5))
+    ck.wait()
+    (tmp_path / "s/kept").mkdir()
+    (tmp_path / f"s/kept/5-c{save.counter}.pcc").write_bytes(b"something else" * 100)
+    ck.pin(5)
+    for step in (6, 7, 8, 9):
+        ck.save(step, state(step))
+        ck.wait()
+    assert same(ck.restore(5, branch=False).state, state(5))
+
+
+def test_a_save_that_is_overtaken_while_it_is_pinned_keeps_its_own_bytes(make):
+    """Its slot must not be given away between its record and its name under kept/ (seen: the name led to another)."""
+    gate, first = Gate("record-synced"), []
+
+    def at(point):
+        if not first:
+            first.append(threading.current_thread())
+        if threading.current_thread() is first[0]:
+            gate(point)
+
+    ck = make(in_flight=2, keep=1, keep_every=3, _at=lambda point: point != "filling" and at(point))
+    pinned = ck.save(3, state(3))
+    assert gate.reached.acquire(timeout=30)
+    for step in (4, 5, 7, 8):
+        ck.save(step, state(step)).durable.result(30)
+    gate.open.set()
+    pinned.durable.result(30)
+    ck.wait()
+    assert same(ck.restore(3, branch=False).state, state(3))
