@@ -36,6 +36,7 @@ def main() -> int:
         lab=Lab(60.0 if options.quick else 900.0),
         scale=replace(scale, rounds=options.rounds or scale.rounds),
         directory=work,
+        match=options.match,
         slow_disk=SlowDisk(options.slow_disk, work / "slow-disk"),
         say=lambda text: print(text, file=sys.stderr, flush=True),
     )
@@ -60,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="everything small and once: it works")
     parser.add_argument("--rounds", type=int, metavar="N", help="of the training loops; default: 3, quick: 1")
     parser.add_argument("--only", action="append", choices=list(ALL), help="this table; may be given several times")
+    parser.add_argument(
+        "--match",
+        default="",
+        metavar="REGEX",
+        help="of the loops only those whose 'column: contender' matches, and 'none'",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument(
         "--directory", type=Path, default=None, help="a folder on the disk to measure; default: for temporary files"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ def _rounds(bench: Bench, columns: Sequence[Column]) -> dict[tuple[str, str], li
         for column in columns:
             with column.disk():
                 for contender in column.contenders:
+                    if contender.name != Nothing.name and not re.search(
+                        bench.match, f"{column.title}: {contender.name}"
+                    ):
+                        continue
                     bench.say(f"round {number + 1} of {bench.scale.rounds}, {column.title}: {contender.name}")
                     slots = contender.in_flight + 1 if contender.in_flight else 0
                     lead = max(column.loop.lead, slots) if column.fill else column.loop.lead
@@ -60,6 +65,8 @@ def _loop_rows(columns: Sequence[Column], found: dict[tuple[str, str], list[Slow
     for name in names:
         row: dict[str, Cell] = {"": name}
         runs = [run for (who, _), all_runs in found.items() if who == name for run in all_runs]
+        if not runs:
+            continue  # not asked for
         for column in columns:
             measured = found.get((name, column.title))
             row[column.title] = Figure([r.ratio for r in measured]) if measured else "-"

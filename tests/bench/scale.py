@@ -53,6 +53,7 @@ class Bench:
     scale: Scale
     directory: Path
     slow_disk: SlowDisk
+    match: str  # of the loop tables only what this finds in "column: contender", and "none"
     say: Callable[[str], None]
 
     def here(self) -> AbstractContextManager[Path]:
