@@ -87,7 +87,7 @@ class Checkpointer:
         self._volume = volume
         self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or (lambda point: None))
         self._planner = Planner(kind_of, chunk_bytes)
-        self._saving = threading.RLock()  # one save() or restore() at a time; reentrant for close() in signal handlers
+        self._saving = threading.RLock()  # one save() or restore() at a time
         self._closing = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
@@ -126,9 +126,9 @@ class Checkpointer:
             self._assert_usable()  # it may have been closed while this waited for another save
             save = Save(step, self._store.next_counter())
             prepared = self._planner.prepare(state, step=step, metadata=metadata)
-            if not self._flight.admit(save, when_full):
+            job = self._flight.launch(save, prepared, when_full)
+            if job is None:
                 return save
-            job = self._flight.submit(save, prepared)
         if self.options.snapshot == "copy" and not prepared.stable:
             self._flight.await_copy(save, job)
         self._report(before=save.counter)  # how this one ends, its caller learns from what is returned

@@ -80,13 +80,14 @@ def take_back(work: Underway, error: BaseException, store: Store, coordinator: C
         work.record,
         quarantine=stuck or unsynced,
         reachable=not stuck and not isinstance(error, (StoreTaken, StoreGoneError)),
-        ended=lambda: _has_ended(work.job),
+        ended=lambda: has_ended(work.job),
     )
     coordinator.agree(counter=work.save.counter, step=work.save.step, ok=False, timeout_s=work.left_s())
     emit(events.Failed(step=work.save.step, counter=work.save.counter, error=error))
 
 
-def _has_ended(job: Job) -> bool:
+def has_ended(job: Job) -> bool:
+    """Tell whether nobody writes for a job any more."""
     try:
         return job.wait_written(0)
     except PccheckError:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pccheck import format
-from pccheck.errors import ClosedError, DeadlineError, UsageError
+from pccheck.errors import ClosedError, DeadlineError, StoreGoneError, UsageError
 from pccheck.events import Skipped
+from pccheck.format import Record
 from pccheck.options import Options, WhenFull
 from pccheck.pipeline.choose import make_pipeline
 from pccheck.pipeline.interface import Job, Pipeline
 from pccheck.saving import sizing
-from pccheck.saving.commit import commit, take_back
+from pccheck.saving.commit import commit, has_ended, take_back
 from pccheck.saving.notifier import Notifier
 from pccheck.saving.save import Outcome, Save, Underway
 from pccheck.state.planner import Prepared
@@ -70,7 +71,10 @@ class Flight:
         self._notifier, self._at = notifier, at
         self._pipeline: Pipeline | None = None
         self._pool_bytes = self._sized_for = 0
-        self._state = threading.Condition()  # guards what follows; nothing waits for a disk under it
+        # Guards what follows; nothing waits for a disk under it. Entered as a lock, which is one step: entering a
+        # condition runs Python code, and a Ctrl-C within that has left it locked for ever (seen).
+        self._state = threading.RLock()
+        self._changed = threading.Condition(self._state)
         self._running: dict[int, Save] = {}  # by counter: admitted, not ended
         self._jobs: dict[int, Job] = {}  # by counter: may still read the caller's memory
         self._errors: list[tuple[int, BaseException]] = []  # counter, error: nobody was told of them yet
@@ -79,12 +83,12 @@ class Flight:
         self._work: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._committers: list[threading.Thread] = []
 
-    def admit(self, save: Save, when_full: WhenFull) -> bool:
+    def _admit(self, save: Save, when_full: WhenFull) -> bool:
         """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`."""
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
         with self._state:
-            free = self._state.wait_for(lambda: self._closed or len(self._running) < self._options.in_flight, limit)
+            free = self._changed.wait_for(lambda: self._closed or len(self._running) < self._options.in_flight, limit)
             if self._closed:
                 raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
             waited = time.monotonic() - began
@@ -101,19 +105,33 @@ class Flight:
         self._notifier(Skipped(step=save.step, counter=save.counter, reason=reason))
         return False
 
-    def submit(self, save: Save, prepared: Prepared) -> Job:
-        """Start an admitted save; whatever this raises, it has taken the slot back and ended the save."""
+    def launch(self, save: Save, prepared: Prepared, when_full: WhenFull) -> Job | None:
+        """Start a save; None = it was skipped, or the store is gone, which the Save tells.
+
+        Whatever this raises, a Ctrl-C at any moment included, the save has ended and its slot was taken back.
+        """
         try:
-            return self._submit(save, prepared)
+            return self._submit(save, prepared) if self._admit(save, when_full) else None
         except BaseException as error:
-            self.end(save, "failed", error, job=None, report=False)  # it is raised to the caller right here
+            gone = isinstance(error, StoreGoneError)
+            with self._state:
+                admitted, job = save.counter in self._running, self._jobs.get(save.counter)
+            if job is not None:
+                job.cancel()  # a committer has it: it takes the slot back
+            elif admitted:
+                self.end(save, "failed", error, job=None, report=gone)
+            else:
+                save.finish("failed", error)
+            if gone:
+                return None
             raise
 
     def _submit(self, save: Save, prepared: Prepared) -> Job:
         self._start_committer()
         room = format.padded(prepared.manifest_room + prepared.manifest_room // 4, _SLOT_ROUND)  # metadata varies
         self._store.ensure(format.PAYLOAD_OFFSET + prepared.payload_bytes + room)
-        record = self._store.reserve(save.counter, save.step)
+        record, job = self._store.reserve(save.counter, save.step), None
+        every = self._options.keep_every
         try:
             medium = self._store.slots[record.slot]
             pipeline = self._pipeline_for(prepared, medium)
@@ -121,25 +139,37 @@ class Flight:
             prologue = format.pack_record(record).ljust(format.PAGE, b"\0")
             job = pipeline.submit(prepared.layout, prepared.addresses, prepared.keep, medium, prologue=prologue)
             prepared.keep = None  # the job alone keeps the caller's arrays, and only until they are captured
+            work = Underway(
+                save=save, record=record, prepared=prepared, job=job, pin=bool(every and save.step % every == 0),
+                deadline_s=time.monotonic() + self._options.write_timeout_s,
+            )  # fmt: skip
+            with self._state:
+                self._jobs[save.counter] = job
+            self._work.put(work)
         except BaseException:
-            self._store.fail(record, quarantine=False, reachable=False)
+            self._abort(save, record, job)
             raise
-        every = self._options.keep_every
-        work = Underway(
-            save=save, record=record, prepared=prepared, job=job, pin=bool(every and save.step % every == 0),
-            deadline_s=time.monotonic() + self._options.write_timeout_s,
-        )  # fmt: skip
-        with self._state:
-            self._jobs[save.counter] = job
-        self._work.put(work)
         return job
+
+    def _abort(self, save: Save, record: Record, job: Job | None) -> None:
+        with self._state:
+            self._jobs.pop(save.counter, None)
+        if job is None:
+            self._store.fail(record, quarantine=False, reachable=False)
+        else:
+            job.cancel()
+            self._store.fail(record, quarantine=True, reachable=False, ended=lambda: has_ended(job))
 
     def _start_committer(self) -> None:
         """Have a thread for this save; before it takes anything, since a system may refuse another thread."""
         if len(self._committers) < self._options.in_flight:
             thread = threading.Thread(target=self._commit_all, name="pccheck-commit", daemon=True)
-            thread.start()
-            self._committers.append(thread)
+            self._committers.append(thread)  # before it runs: close() must know of every one
+            try:
+                thread.start()
+            except Exception:
+                self._committers.remove(thread)
+                raise
 
     def _pipeline_for(self, prepared: Prepared, medium: Medium) -> Pipeline:
         """Give the pipeline; the first save makes it, and one of a much larger state makes a larger one."""
@@ -195,7 +225,7 @@ class Flight:
             self._running.pop(save.counter, None)
             if job is not None and job.wait_captured(0):
                 self._jobs.pop(save.counter, None)
-            self._state.notify_all()
+            self._changed.notify_all()
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
@@ -226,11 +256,11 @@ class Flight:
     def drain(self, timeout_s: float | None, *, close: bool = False) -> None:
         """Wait until no save is under way, and with `close` let no other begin; DeadlineError after `timeout_s`."""
         with self._state:
-            if not self._state.wait_for(lambda: not self._running, timeout_s):
+            if not self._changed.wait_for(lambda: not self._running, timeout_s):
                 raise DeadlineError(f"{len(self._running)} checkpoint(s) to become durable; {self!r}", timeout_s or 0.0)
             if close:  # in one step: a save that waits for a place must not be let in by the end of the last
                 self._closed = True
-                self._state.notify_all()
+                self._changed.notify_all()
 
     def assert_no_callback(self) -> None:
         """Raise UsageError in a callback of a save's future: what waits for that save would wait for itself."""
@@ -261,7 +291,8 @@ class Flight:
         for _ in self._committers:
             self._work.put(None)
         for thread in self._committers:
-            thread.join(self._options.exit_timeout_s)
+            if thread.ident is not None:  # a Ctrl-C may have come before it started
+                thread.join(self._options.exit_timeout_s)
         if self._pipeline is not None:
             self._pipeline.close(self._options.exit_timeout_s)
 

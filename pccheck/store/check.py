@@ -32,11 +32,6 @@ class Check:
         self.incarnation, self.word, self.abandoned = incarnation, word, abandoned
         self._pid = os.getpid()
 
-    @property
-    def atomic(self) -> bool:
-        """Whether the word is moved by a real 64-bit compare-and-swap."""
-        return self._page.atomic
-
     def assert_mine(self) -> None:
         """Raise ForkedError in a forked child, StoreTaken when somebody else opened the store.
 

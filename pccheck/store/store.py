@@ -63,11 +63,6 @@ class Store:
         self._dead: dict[int, Callable[[], bool]] = {}
         self.history = History(volume, self.books, self.slots)
 
-    @property
-    def atomic(self) -> bool:
-        """Whether the word is moved by a real 64-bit compare-and-swap."""
-        return self.books.check.atomic
-
     # -- reserve --------------------------------------------------------------------------------------------------
 
     def next_counter(self) -> int:
@@ -222,13 +217,10 @@ class Store:
         """Make the word durable, and see that the files still have names."""
         self.books.check.sync()
         with self.books.files_lock:  # a newer checkpoint may have been published meanwhile, and this slot given away
-            here = self.books.check.links() and (not self._holds(record) or self._is_here(record.slot))
+            held = any(e.record and e.record.identity == record.identity for e in self.books.entries())
+            here = self.books.check.links() and (not held or self._is_here(record.slot))
         if not here:
             raise self._gone("publish")
-
-    def _holds(self, record: Record) -> bool:
-        with self.books.lock:
-            return any(e.record and e.record.identity == record.identity for e in self.books.ledger.entries())
 
     # -- release ----------------------------------------------------------------------------------------------------
 
@@ -287,8 +279,7 @@ class Store:
             reachable: whether it makes sense to write to the file; its record is then withdrawn at best effort.
             ended: tells whether nobody writes to the file any more; from then on a quarantined one is removed.
         """
-        with self.books.lock:
-            entry = next((e for e in self.books.ledger.entries() if e.counter == record.counter), None)
+        entry = next((e for e in self.books.entries() if e.counter == record.counter), None)
         if entry is None or entry.state is not State.FILLING:
             return  # sealed: it is durable by its record, and the word may name it; retention frees it in its time
         if reachable:

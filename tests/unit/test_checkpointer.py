@@ -683,7 +683,9 @@ def test_a_writer_whose_check_is_gone_touches_no_slot(make, tmp_path):
     second.wait()
     for step in range(2, 7):
         with pytest.raises(errors.StoreGoneError, match="open it anew"):
-            first.save(step, state(step))
+            first.save(step, state(step)).durable.result(30)
+        with pytest.raises(errors.StoreGoneError):
+            first.wait()
     assert same(second.restore().state, state(100))
 
 
