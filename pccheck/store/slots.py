@@ -42,7 +42,12 @@ class Slots:
 
     def create(self, count: int) -> list[int]:
         """Make new slots and make their names durable; after an error none of them is left."""
-        free = (slot for slot in range(format.MAX_SLOTS) if slot not in self._media)
+        if not count:
+            return []
+        # A name that is there and not ours: a Ctrl-C came between making that file and noting it. It is left alone
+        # here; the next opening takes it for the free slot that it is.
+        there = {format.parse_slot_name(name) for name in self._volume.names()} - set(self._left)
+        free = (slot for slot in range(format.MAX_SLOTS) if slot not in self._media and slot not in there)
         return self._make(list(islice(free, count)), self.slot_bytes or format.PAYLOAD_OFFSET)
 
     def _make(self, slots: list[int], size: int) -> list[int]:

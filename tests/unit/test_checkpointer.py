@@ -804,3 +804,19 @@ def test_a_save_that_is_overtaken_while_it_is_pinned_keeps_its_own_bytes(make):
     pinned.durable.result(30)
     ck.wait()
     assert same(ck.restore(3, branch=False).state, state(3))
+
+
+def test_a_slot_file_that_nobody_noted_is_in_nobodys_way(make, tmp_path):
+    """A Ctrl-C between making a file and noting it: later saves take another number (seen: File exists, for ever)."""
+    ck = make(in_flight=1)
+    ck.save(1, state(1))
+    ck.wait()
+    (tmp_path / "s/slot-002.pcc").write_bytes(b"")
+    free = next(e.slot for e in ck._store.books.entries() if e.state.value == "free")
+    reader = Directory(tmp_path / "s", create=False, write=False).open(f"slot-{free:03d}.pcc")
+    assert reader.lock_shared()  # so the store must take one slot more
+    assert ck.save(2, state(2)).durable.result(30) == 2
+    reader.close()
+    assert (tmp_path / "s/slot-003.pcc").exists()
+    ck.close()
+    assert make(in_flight=1).restore().step == 2
