@@ -54,7 +54,7 @@ class Stats:
 
 
 class Flight:
-    """At most `in_flight` saves at once, over one pipeline. Thread-safe, but `submit` must not run twice at once.
+    """At most `in_flight` saves at once, over one pipeline. Thread-safe, but `launch` must not run twice at once.
 
     Args:
         options: of the Checkpointer.

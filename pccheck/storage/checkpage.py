@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from pccheck.errors import ClosedError, FormatError, MediumError, UsageError
+from pccheck.errors import ClosedError, FormatError, UsageError
 from pccheck.format import CHECK_BYTES
 from pccheck.storage import fileio, forks
 
@@ -143,16 +143,10 @@ class FilePage:
         self._closes()
 
     def _open_fd(self) -> int:
-        forks.check_owner(self._pid, self.path)
-        if self._fd < 0:
-            raise ClosedError(f"{self.path} was closed before this call")
-        return self._fd
+        return forks.check_open(self._fd, self._pid, self.path)
 
     def _status(self) -> os.stat_result:
-        try:
-            return os.fstat(self._open_fd())
-        except OSError as error:
-            raise MediumError("status query", self.path, error) from error
+        return fileio.status(self._open_fd(), self.path)
 
     def _whole_map(self) -> mmap.mmap:
         # Touching a mapped page that the file no longer has is SIGBUS, which nothing could turn into an error.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import final
 
-from pccheck.errors import ClosedError, FormatError, MediumError, UsageError
+from pccheck.errors import FormatError, MediumError, UsageError
 from pccheck.format import CHECK_BYTES, CHECK_NAME, KEPT_FOLDER
 from pccheck.storage import fileio, forks, names
 from pccheck.storage.checkpage import FilePage, atomics
@@ -277,10 +277,7 @@ class Directory:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _open_fd(self) -> int:
-        forks.check_owner(self._pid, self.path)
-        if self._fd < 0:
-            raise ClosedError(f"{self.path} was closed before this call")
-        return self._fd
+        return forks.check_open(self._fd, self._pid, self.path)
 
     def _check_writable(self) -> None:
         self._open_fd()

@@ -132,6 +132,14 @@ def sync_folder(fd: int, path: str) -> None:
 # -- space -----------------------------------------------------------------------------------------------------------
 
 
+def status(fd: int, path: str) -> os.stat_result:
+    """Give what the system says of an open file; raises MediumError."""
+    try:
+        return os.fstat(fd)
+    except OSError as error:
+        raise MediumError("status query", path, error) from error
+
+
 def free_bytes(fd: int, path: str) -> int:
     """Give the bytes that a new file on the file system of `fd` could take."""
     try:

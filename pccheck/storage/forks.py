@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from pccheck.errors import ForkedError
+from pccheck.errors import ClosedError, ForkedError
 
 FORK_WAIT_S = 5.0
 
@@ -62,6 +62,14 @@ def check_owner(pid: int, what: str) -> None:
             f"{what} was opened by process {pid} and this is its forked child {os.getpid()}: "
             "a store belongs to the process that opened it, open it again here"
         )
+
+
+def check_open(fd: int, pid: int, what: str) -> int:
+    """Give the descriptor of `what`, which process `pid` opened; raises ForkedError, or ClosedError where it is -1."""
+    check_owner(pid, what)
+    if fd < 0:
+        raise ClosedError(f"{what} was closed before this call")
+    return fd
 
 
 # Whether the fork that a thread is making holds `_changing`: one that timed out must not release it for another.

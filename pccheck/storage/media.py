@@ -18,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from pccheck.errors import ClosedError, MediumError
+from pccheck.errors import MediumError
 from pccheck.storage import fileio, forks
 from pccheck.storage.fileio import PAGE, Storage
 
@@ -189,10 +189,7 @@ class FileMedium:
         self._closes()
 
     def _open_fd(self) -> int:
-        forks.check_owner(self._pid, self.path)
-        if self._fd < 0:
-            raise ClosedError(f"{self.path} was closed before this call")
-        return self._fd
+        return forks.check_open(self._fd, self._pid, self.path)
 
     def _flock(self, how: int) -> bool:
         try:
@@ -205,10 +202,7 @@ class FileMedium:
         return True
 
     def _status(self) -> os.stat_result:
-        try:
-            return os.fstat(self._open_fd())
-        except OSError as error:
-            raise MediumError("status query", self.path, error) from error
+        return fileio.status(self._open_fd(), self.path)
 
     def _is_aligned(self, data: memoryview, offset: int) -> bool:
         if self._unit == 1:

@@ -251,7 +251,7 @@ def _hint(holder: str) -> str:
             "That is this very process: it has a Checkpointer open there. close() that one first "
             "(a `with` block does so; one that was dropped without it stays open until the process ends)."
         )
-    if match and int(match[1]) != os.getpid() and int(match[2]) == os.getppid():
+    if match and int(match[2]) == os.getppid():
         return (
             "It was started by the same parent as this process, as ranks of one job are: "
             "give each rank a directory of its own, or pass coordinator= (several ranks share one store root)."
