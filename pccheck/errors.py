@@ -173,3 +173,31 @@ class SkippedError(PccheckError):
     def __init__(self, step: int, reason: str) -> None:
         super().__init__(f"the save of step {step} was skipped: {reason}")
         self.step, self.reason = step, reason
+
+
+# -- other ranks' fault ---------------------------------------------------------------------------------------------
+
+
+class RanksError(PccheckError):
+    """Ranks do not agree, or one is missing or was restarted: `ranks` names those at fault."""
+
+    def __init__(self, reason: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.ranks = reason, tuple(ranks)
+
+
+class RankTimeoutError(RanksError, DeadlineError):
+    """Ranks were waited for in vain: `ranks` names them, `waiting_for` and `waited_s` what for and how long."""
+
+    def __init__(self, waiting_for: str, waited_s: float, ranks: Sequence[int]) -> None:
+        DeadlineError.__init__(self, f"{waiting_for}; missing: {_named(ranks)}", waited_s)
+        self.reason, self.ranks = str(self), tuple(ranks)
+
+
+class CoordinatorLostError(RanksError):
+    """The place through which ranks agree cannot be reached any more: no later save can become durable on all."""
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > 16 else ''}"

@@ -1,4 +1,4 @@
-"""What an array-like leaf is: the protocol that adapters implement (floor 0: imports errors).
+"""What an array-like leaf is: the protocol that adapters implement (floor 0: imports errors, state.boxes).
 
 An adapter package offers one `LeafKind` under the entry point group "pccheck.leaves", named after the top-level
 module of the types it knows (`torch = "pccheck_torch:kind"`). It is loaded when the first leaf of such a type is seen.
@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
 
-from pccheck.errors import FormatError
+from pccheck.devices import DeviceBytes
+from pccheck.errors import FormatError, UnsupportedLeafError
+from pccheck.state.boxes import Box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,9 +25,10 @@ class LeafSpec:
         kind: the adapter's name, such as "numpy" or "torch".
         dtype: the dtype's name in that kind, such as "<f4" or "bfloat16".
         shape: global shape.
-        nbytes: how many bytes are stored.
+        nbytes: how many bytes are stored here: those of the box.
         extra: small JSON. "stride" is the same for all kinds: strides, in elements, of bytes that are dense but not in
             C order. The rest only the adapter reads (requires_grad, fields of a structured dtype, ...).
+        box: the part of the global array that is stored here, in C order; None = all of it.
     """
 
     kind: str
@@ -33,6 +36,12 @@ class LeafSpec:
     shape: tuple[int, ...]
     nbytes: int
     extra: dict[str, Any] = field(default_factory=dict)
+    box: Box | None = None
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of what is stored here."""
+        return self.shape if self.box is None else self.box.sizes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,23 +104,37 @@ class LeafKind(ABC):
         return [self.host_bytes(value).address for value in values]
 
     @abstractmethod
-    def host_bytes(self, value: Any) -> HostBytes:
-        """Give the leaf's bytes: in place where they lie contiguous in host memory, else a copy (`stable`)."""
+    def host_bytes(self, value: Any) -> HostBytes | DeviceBytes:
+        """Give the leaf's bytes, those of its box: in place where they lie contiguous, else a copy (`stable`).
+
+        In host memory, or on a device, from which they are copied chunk by chunk.
+        """
 
     @abstractmethod
     def build(self, spec: LeafSpec, data: memoryview) -> Any:
         """Give the leaf over `data` (writable, 64-byte aligned, `nbytes` long, owned by the result).
 
+        A spec with a box gives the local part alone, in C order; `convert` then makes a global array of it.
         Raises FormatError where the spec is impossible, or the data of another length than it says.
         """
 
     @abstractmethod
     def like(self, value: object) -> LeafSpec | None:
-        """Give what a leaf of `like` asks for, abstract ones included; None if it is not of this kind."""
+        """Give what a leaf of `like` asks for, abstract ones included; None if it is not of this kind.
+
+        A spec with a box asks for that part of the global array only.
+        """
 
     @abstractmethod
     def convert(self, value: Any, like: Any) -> Any:
         """Give a restored leaf of this kind with the device (and other placement) of `like`; same dtype and shape."""
+
+    def assign(self, target: Any, value: Any) -> None:
+        """Copy a restored leaf of this kind into a live one of the same dtype and shape, in place.
+
+        Raises UnsupportedLeafError (path "") for leaves that cannot be changed.
+        """
+        raise UnsupportedLeafError("", type(target).__name__, "leaves of this kind cannot be changed in place")
 
     def common_dtype(self, spec: LeafSpec) -> str | None:
         """Give the dtype's name as all kinds write it ("float32", "bfloat16"); None if no other kind has it."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pccheck.devices import Ticket
 from pccheck.state.plan import Layout
 from pccheck.storage.medium import Medium
 
@@ -26,8 +27,11 @@ class JobStats:
 class Job(Protocol):
     """One checkpoint on its way to a medium. Thread-safe."""
 
-    def wait_captured(self, timeout_s: float | None = None) -> bool:
-        """Wait until no byte of the caller's memory is needed any more (also after a failure); False = time is up."""
+    def wait_captured(self, timeout_s: float | None = None, *, chunks: int | None = None) -> bool:
+        """Wait until no byte of the caller's memory is needed any more (also after a failure); False = time is up.
+
+        With `chunks`, only until that holds for the first so many chunks.
+        """
 
     def wait_written(self, timeout_s: float | None = None) -> bool:
         """Wait until every chunk was written (not synced); False = time is up; raises the first MediumError."""
@@ -45,26 +49,51 @@ class Job(Protocol):
         """Give what the job did so far."""
 
 
+class Filler(Protocol):
+    """Fills what of a checkpoint lies on devices. Called by one thread at a time, chunk after chunk in order."""
+
+    def has(self, chunk: int) -> bool:
+        """Tell whether anything of this chunk lies on a device."""
+
+    def fill(self, chunk: int, address: int, nbytes: int) -> Ticket:
+        """Queue copies of what lies on devices of a chunk into its buffer; the rest of it is not touched."""
+
+    def end(self) -> None:
+        """Nothing will be filled any more, be it that all was or that the job failed; called exactly once."""
+
+
 class Pipeline(Protocol):
     """Threads and a buffer pool shared by all jobs; jobs are captured in order and the oldest is written first."""
 
     name: str  # "native" or "portable"
 
     def submit(
-        self, layout: Layout, addresses: Sequence[int], keep: object, medium: Medium, *, prologue: bytes | None = None
+        self,
+        layout: Layout,
+        addresses: Sequence[int],
+        keep: object,
+        medium: Medium,
+        *,
+        prologue: bytes | None = None,
+        filler: Filler | None = None,
     ) -> Job:
         """Start one job and return at once.
 
         Args:
             layout: the byte space; gaps and padding are stored as zeros.
-            addresses: where in host memory each piece of the layout begins.
+            addresses: where in host memory each piece of the layout begins; 0 = on a device, the filler's to copy.
             keep: kept referenced until everything is captured.
             medium: written to; stays open until the job has ended.
             prologue: one page, written at offset 0 and synced before the first payload byte.
+            filler: copies what lies on devices; needed where an address of a piece with bytes is 0.
         """
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Let running jobs end, then stop the threads and free the pool; raises DeadlineError after `timeout_s`."""
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of the buffer pool: what devices copy to."""
 
     @property
     def free_buffers(self) -> int:

@@ -20,8 +20,9 @@ FLOORS = {
     | {"storage.buffers", "storage.digest", "saving.sizing", "_native"}
     | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
     | {"state.planner", "state.assembly"},
-    0: {"errors", "options", "format", "events", "version", "leaves"}
+    0: {"errors", "options", "format", "events", "version", "leaves", "devices"}
     | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
+    | {"state.boxes"}
     | {"state.fit", "store.ledger", "store.retention"}
     | {"pipeline", "reading", "saving", "state", "storage", "store"},  # the folders: their docstrings say what is in
 }
