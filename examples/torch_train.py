@@ -3,7 +3,7 @@
     python examples/torch_train.py --steps 200 --save-every 5 --out out/train
 
 A second start with the same --out goes on after the newest checkpoint, and ends, bit for bit, where a run that was
-never killed ends: the state holds all that the next step depends on, down to the three random generators.
+never killed ends: the state holds all that the next step depends on, the random generators included.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import math
 import random
 import sysconfig
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pccheck_torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 import pccheck
 
@@ -61,38 +64,26 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-class Text:
-    """The standard library's own sources in shuffled windows; its state is the place in the current shuffle."""
+class Text(Dataset[tuple[Tensor, Tensor]]):
+    """The standard library's own sources, cut into windows; where exactly is drawn anew whenever one is asked for."""
 
-    def __init__(self, seed: int, limit: int = 2 << 20) -> None:
+    def __init__(self, limit: int = 2 << 20) -> None:
         files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
         self.bytes = np.frombuffer(b"".join(f.read_bytes() for f in files)[:limit], np.uint8)
-        self.shuffler = np.random.default_rng(seed)
-        self.epoch, self.index = -1, 0
-        self.next_epoch()
 
-    def next_epoch(self) -> None:
-        self.before_shuffle = self.shuffler.bit_generator.state
-        self.order = self.shuffler.permutation(len(self.bytes) // CONTEXT - 2)
-        self.epoch, self.index = self.epoch + 1, 0
+    def __len__(self) -> int:
+        return len(self.bytes) // CONTEXT - 2
 
-    def batch(self) -> tuple[Tensor, Tensor]:
-        if self.index + BATCH > len(self.order):
-            self.next_epoch()
-        windows = self.order[self.index : self.index + BATCH]
-        self.index += BATCH
-        starts = [int(w) * CONTEXT + random.randrange(CONTEXT) for w in windows]  # jitter: new cuts in every epoch
-        rows = torch.from_numpy(np.stack([self.bytes[s : s + CONTEXT + 1] for s in starts]).astype(np.int64))
-        return rows[:, :-1], rows[:, 1:]
+    def __getitem__(self, window: int) -> tuple[Tensor, Tensor]:
+        start = window * CONTEXT + random.randrange(CONTEXT)  # jitter: new cuts in every epoch
+        row = torch.from_numpy(self.bytes[start : start + CONTEXT + 1].astype(np.int64))
+        return row[:-1], row[1:]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "index": self.index, "before_shuffle": self.before_shuffle}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shuffler.bit_generator.state = state["before_shuffle"]
-        self.epoch = state["epoch"] - 1
-        self.next_epoch()
-        self.index = state["index"]
+def endless(loader: pccheck_torch.ResumableLoader) -> Iterator[Any]:
+    """Give the batches of one epoch after the other."""
+    while True:
+        yield from loader
 
 
 def learning_rate(step: int, steps: int, warmup: int = 20) -> float:
@@ -104,58 +95,49 @@ def learning_rate(step: int, steps: int, warmup: int = 20) -> float:
 
 def train(arguments: argparse.Namespace) -> None:
     random.seed(arguments.seed)
+    np.random.seed(arguments.seed)
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(1)  # with the deterministic algorithms below: the same bits in every run on this machine
     torch.use_deterministic_algorithms(True)
 
     steps: int = arguments.steps
-    model, text, losses = GPT(), Text(arguments.seed), np.full(steps, np.nan)
+    model, text, losses = GPT(), Text(), list[float]()
+    sampler = pccheck_torch.ResumableSampler(text, seed=arguments.seed)
+    loader = pccheck_torch.ResumableLoader(DataLoader(text, BATCH, sampler=sampler, drop_last=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step, steps))
+    state = pccheck_torch.TrainingState(
+        model=model, optimizer=optimizer, scheduler=schedule, loader=loader, losses=losses
+    )
 
     say(f"opening {arguments.out}")
-    with pccheck.Checkpointer(arguments.out, in_flight=2, keep=1, snapshot=arguments.snapshot) as ck:
-        restored = ck.restore()
-        if restored is None:
-            first = 0
-            say("starting anew: no checkpoint yet")
-        else:
-            first, state = restored.step + 1, restored.state
-            for name, part in (("model", model), ("optimizer", optimizer), ("schedule", schedule), ("text", text)):
-                part.load_state_dict(state[name])
-            random.setstate(state["random"]["python"])
-            torch.set_rng_state(state["random"]["torch"])
-            losses[:first] = state["losses"][:first]
-            say(f"resumed after step {restored.step}")
+    with pccheck.Checkpointer(arguments.out, in_flight=2, keep=1) as ck:
+        if arguments.snapshot == "lazy":
+            pccheck_torch.attach(ck, optimizer)  # from now on optimizer.step() waits for captures, and save() does not
+        first = state.restore(ck)
+        say(f"resumed after step {first - 1}" if first else "starting anew: no checkpoint yet")
 
-        begin, in_save, in_fence, saves = time.perf_counter(), 0.0, 0.0, 0
-        for step in range(first, steps):
-            tokens, targets = text.batch()
+        begin, in_save, saves = time.perf_counter(), 0.0, 0
+        for step, (tokens, targets) in zip(range(first, steps), endless(loader), strict=False):
             loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
-            if arguments.snapshot == "lazy":
-                in_fence += ck.fence()  # only a capture that still reads the weights is waited for
             optimizer.step()
             schedule.step()
-            losses[step] = loss.item()
-            say(f"step {step} loss {losses[step]:.4f}")
+            losses.append(loss.item())
+            say(f"step {step} loss {losses[-1]:.4f}")
 
             if (step + 1) % arguments.save_every == 0 or step == steps - 1:
-                before = time.perf_counter()
-                generators = {"python": random.getstate(), "torch": torch.get_rng_state()}
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": generators}
-                state |= {"schedule": schedule.state_dict(), "text": text.state_dict(), "losses": losses}
                 say(f"saving step {step}")
-                save = ck.save(step, state, metadata={"loss": loss.item()})
+                before = time.perf_counter()
+                save = ck.save(step, state, metadata={"loss": losses[-1]})
                 in_save, saves = in_save + time.perf_counter() - before, saves + 1
                 save.durable.add_done_callback(functools.partial(report, step, before))
-        seconds = time.perf_counter() - begin
+        seconds, in_gate = time.perf_counter() - begin, ck.stats().fence_wait_s
     if saves:
-        blocked = in_save + in_fence
         say(
             f"{saves} checkpoints in {seconds:.1f} s held the loop for {1e3 * in_save / saves:.1f} ms in save "
-            f"and {1e3 * in_fence / saves:.1f} ms in fence each: {100 * blocked / seconds:.2f} % of its time"
+            f"and {1e3 * in_gate / saves:.1f} ms in step each: {100 * (in_save + in_gate) / seconds:.2f} % of its time"
         )
 
 

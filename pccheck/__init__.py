@@ -6,17 +6,25 @@ Loads no framework: an adapter is found when the first leaf of its kind is seen.
 from pccheck import errors, events
 from pccheck.checkpointer import Checkpointer
 from pccheck.options import Options
+from pccheck.reading.outline import Outline, outline
 from pccheck.reading.restoring import Restored, Skipped
-from pccheck.saving.flight import Stats
 from pccheck.saving.save import Save
+from pccheck.saving.stats import Stats
+from pccheck.state.mismatch import Mismatch
+from pccheck.state.shards import Shard
+from pccheck.store.shared_directory import SharedDirectory
 from pccheck.version import __version__
 from pccheck.view import View, open
 
 __all__ = [
     "Checkpointer",
+    "Mismatch",
     "Options",
+    "Outline",
     "Restored",
     "Save",
+    "Shard",
+    "SharedDirectory",
     "Skipped",
     "Stats",
     "View",
@@ -24,4 +32,5 @@ __all__ = [
     "errors",
     "events",
     "open",
+    "outline",
 ]

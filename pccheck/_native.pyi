@@ -1,22 +1,34 @@
 """The native data path: native threads, no interpreter lock (floor 1: imports errors)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from typing_extensions import Buffer
 
 @final
+class Layout:
+    """Where pieces lie in the byte space and which chunks they make, checked once for many jobs. Immutable.
+
+    Raises ValueError for tables (`Layout.tables` of pccheck.state.plan) that contradict each other.
+    """
+
+    def __new__(cls, pieces: Buffer, chunks: Buffer) -> Layout: ...
+
+@final
 class Job:
     """One checkpoint on its way to a medium. Thread-safe; raises ForkedError in a forked child."""
 
-    def wait_captured(self, timeout_s: float | None = None, /) -> bool:
-        """Wait until no thread reads the sources any more; False = time is up. Ctrl-C is seen within 0.1 s."""
+    def wait_captured(self, timeout_s: float | None = None, chunks: int = ..., /) -> bool:
+        """Wait until no thread reads the sources (of the first chunks) any more; False = time is up.
+
+        Ctrl-C is seen within 0.1 s.
+        """
 
     def wait_ended(self, timeout_s: float | None = None, /) -> bool:
         """Wait until everything was written, or the job has failed; False = time is up."""
 
     def failure(self) -> tuple[str, int, int | None] | None:
-        """Give the first failure: operation ("write" or "sync"), errno, offset in the file."""
+        """Give the first failure: operation ("write", "sync" or "fill"), errno, offset in the file."""
 
     def cancel(self) -> None:
         """Fail with ECANCELED as soon as the writes now running end; nothing happens to a job that has ended."""
@@ -26,6 +38,24 @@ class Job:
 
     def stats(self) -> tuple[float, float, float, int]:
         """Give captured_s, written_s, pool_wait_s (each up to now while it runs), retries."""
+
+    def fills_left(self) -> int:
+        """Give how many chunks to be filled were not taken; 0 also once the job has failed."""
+
+    def take_fill(self, timeout_s: float, /) -> tuple[int, int, int] | None:
+        """Wait for the next chunk to fill: index, address, bytes; None = time is up, or nothing is left."""
+
+    def fill_done(self, chunk: int, /) -> bool:
+        """Hand a taken chunk on; False = the job has failed, so drop it; ValueError for one that is not taken."""
+
+    def drop_fill(self, chunk: int, reusable: bool, /) -> None:
+        """Give a taken chunk up, which fails the job; its buffer is lost unless it is reusable."""
+
+    def reclaim(self, chunk: int, /) -> None:
+        """Make the lost buffer of a chunk free again."""
+
+    def fail_fill(self) -> None:
+        """Fail the job, unless it has ended, with the operation "fill"."""
 
 @final
 class Pipeline:
@@ -42,21 +72,30 @@ class Pipeline:
     def free_buffers(self) -> int:
         """Buffers that no job holds."""
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of all buffers; 0 as the address once they are unmapped."""
+
     def submit(
         self,
-        pieces: Buffer,
-        chunks: Buffer,
+        layout: Layout,
         addresses: Buffer | Sequence[int],
         keep: object,
         fd: int,
         mapping: Buffer | None,
         alignment: int,
         prologue: bytes | None,
+        started: Callable[[Job], object] | None = None,
     ) -> Job:
-        """Start a job: `Layout.tables`, an address per piece, fd (-1 = none) or writable mapping, one page to go first.
+        """Start a job: an address per piece, fd (-1 = none) or writable mapping, one page to go first.
 
-        Raises ValueError for tables that contradict each other, ClosedError, OSError where `fd` cannot be duplicated.
+        The address 0 is legal with `started`, which is called with the Job before this returns: whoever that is fills
+        those chunks; what it raises cancels the job. Raises ValueError for arguments that contradict each other,
+        ClosedError, OSError where `fd` cannot be duplicated.
         """
+
+    def drain(self, timeout_s: float | None = None, /) -> bool:
+        """Refuse new jobs and let running ones end; False = time is up, call again."""
 
     def close(self, timeout_s: float | None = None, /) -> bool:
         """Refuse new jobs, let running ones end, stop; False = time is up, call again."""
@@ -77,6 +116,14 @@ def read_chunks(
     per chunk, which then must be of at least 241 bytes; None = unchecked. `threads` is 1..64, `alignment` what direct
     I/O on `fd` needs (1 = nothing).
     """
+
+def copy_pieces(
+    addresses: Buffer | Sequence[int], lengths: Buffer | Sequence[int], targets: Buffer | Sequence[int], threads: int
+) -> None:
+    """Copy disjoint pieces of memory in one call, with at most `threads` (1..64) threads, this one included."""
+
+def digest_pieces(addresses: Buffer | Sequence[int], lengths: Buffer | Sequence[int]) -> bytes:
+    """Give XXH3-128 of each piece of memory, 16 bytes each; those below 256 bytes are taken with zeros up to there."""
 
 def load64(buffer: Buffer, offset: int, /) -> int:
     """Give the 64-bit number at `offset`: one sequentially consistent atomic read of aligned memory."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import os
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 from pccheck.errors import UsageError
+from pccheck.options import Options, WhenFull
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import Volume
 
@@ -22,16 +24,40 @@ def step(value: object) -> int:
     return number
 
 
+def tree_of(state: Any) -> Any:
+    """Give the state itself, or the tree that it stands for (see `leaves.StateSource`)."""
+    source = getattr(type(state), "__pccheck_state__", None)
+    return state if source is None else source(state)
+
+
+def own_paths(state: Any) -> tuple[str, ...]:
+    """Give the paths at or under which a state says that ranks differ (see `leaves.StateSource`)."""
+    return getattr(type(state), "__pccheck_own__", ())
+
+
+def path(directory: object) -> str:
+    """Give the absolute path of a folder; raises UsageError."""
+    if isinstance(directory, (str, os.PathLike)):
+        text = os.fspath(directory)
+        if isinstance(text, str) and text and "\0" not in text:
+            return os.path.abspath(text)
+    raise UsageError(f"directory={directory!r} is not allowed: it must be the path of a folder, as text")
+
+
 def volume(directory: object) -> Volume:
     """Give the volume to write to: a folder's path is opened, and made where it is missing; raises UsageError."""
     if isinstance(directory, (str, os.PathLike)):
-        path = os.fspath(directory)
-        if not isinstance(path, str) or not path or "\0" in path:
-            raise UsageError(f"directory={directory!r} is not allowed: it must be the path of a folder, as text")
-        return Directory(path, create=True, write=True)
+        return Directory(path(directory), create=True, write=True)
     if not hasattr(directory, "check_page"):
         raise UsageError(f"directory={directory!r} is not allowed: it must be a path, or a pccheck Volume")
     return cast(Volume, directory)
+
+
+def when_full(options: Options, given: WhenFull | None, link: str | None) -> WhenFull:
+    """Give what a save does where it finds no place; raises UsageError, also for `link=`."""
+    if link is not None:
+        raise UsageError("link= needs a store of links (keep=0), which this release does not open; leave it out")
+    return options.when_full if given is None else replace(options, when_full=given).when_full
 
 
 def check_callable(**given: tuple[object, str]) -> None:

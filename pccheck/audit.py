@@ -1,4 +1,5 @@
-"""Facts about the stores under a path, for `pccheck inspect` (floor 4: imports listing and reader, never a writer).
+"""Facts about the stores under a path, for `pccheck inspect` (floor 4: imports reports, listing and reader, never a
+writer).
 
 It looks and cannot repair: nothing is locked, mapped or written, and a store may be in use meanwhile.
 """
@@ -7,85 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pccheck import format
 from pccheck.errors import ContentError, DamagedError, MediumError, ReusedError
 from pccheck.format import SlotState
-from pccheck.reading.listing import CheckFacts, Listing, SlotFile
+from pccheck.reading.listing import Listing, SlotFile
 from pccheck.reading.places import Place, locate
 from pccheck.reading.reader import read_manifest, verify
+from pccheck.reports import Damage, SlotReport, State, StoreReport, exit_code
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
 
-State = Literal["published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable"]
-Verdict = Literal["ok", "damaged", "reused", "-"]
 Progress = Callable[[str, int, int], None]
 
 _TRIES = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damage:
-    """One thing that is wrong: why, in which leaves, and where in the file."""
-
-    reason: str
-    offset: int = 0
-    length: int = 0
-    leaves: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlotReport:
-    """One slot file or kept checkpoint; what no record tells is None."""
-
-    name: str
-    state: State
-    verdict: Verdict = "-"
-    verified: bool = False  # every byte was read and digested
-    counter: int | None = None
-    step: int | None = None
-    incarnation: int | None = None
-    base: int | None = None
-    rank: int | None = None
-    world: int | None = None
-    file_bytes: int = 0
-    payload_bytes: int | None = None
-    leaves: int | None = None
-    time_ns: int | None = None
-    metadata: dict[str, Any] | None = None
-    damages: tuple[Damage, ...] = ()
-
-    @property
-    def identity(self) -> tuple[int | None, int | None, int | None]:
-        """(incarnation, counter, step)."""
-        return (self.incarnation, self.counter, self.step)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreReport:
-    """One store, or one slot file on its own (`check` is None)."""
-
-    path: str
-    check: CheckFacts | None
-    slots: tuple[SlotReport, ...]
-
-    @property
-    def valid(self) -> int:
-        """Checkpoints that are whole, each counted once; those on abandoned branches included."""
-        return len({slot.identity for slot in self.slots if slot.verdict == "ok"})
-
-    @property
-    def damaged(self) -> int:
-        """Files that are damaged; CHECK counts as one."""
-        broken = self.check is not None and self.check.damaged
-        return sum(slot.verdict == "damaged" for slot in self.slots) + broken
-
-    @property
-    def published(self) -> SlotReport | None:
-        """What CHECK_ADDR names, None where that is no checkpoint that is here."""
-        return next((slot for slot in self.slots if slot.state == "published"), None)
 
 
 def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progress | None = None) -> list[StoreReport]:
@@ -100,22 +37,41 @@ def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progr
         UsageError: there is no such path, or it holds no store.
         MediumError: a single slot file cannot be opened.
     """
-    return [_audit_place(place, verify, progress) for place in locate(path)]
+    previous: list[set[tuple[int | None, int | None, int | None]]] = []
+    for _ in range(_TRIES):
+        places = locate(path)
+        alone = len(places) == 1 and places[0].is_at(path)
+        reports = [
+            _audit_place(place, None, verify, progress) if alone else _audit_rank(place, verify, progress)
+            for place in places
+        ]
+        found = [{slot.identity for slot in report.slots} for report in reports]
+        # Ranks that save meanwhile may have let go of one checkpoint here before another was found there.
+        if exit_code(reports) == 0 or any(report.damaged for report in reports) or found == previous or alone:
+            break
+        previous = found
+    return reports
 
 
-def exit_code(reports: list[StoreReport]) -> int:
-    """Give 0 for at least one valid checkpoint in every store and no damage anywhere, else 1."""
-    return 0 if all(report.valid and not report.damaged for report in reports) else 1
+def _audit_rank(place: Place, deep: bool, progress: Progress | None) -> StoreReport:
+    """Judge one rank's store; progress is told with the folder's name before the file's."""
+    folder = os.path.basename(place.path)
+
+    def told(name: str, count: int, total: int) -> None:
+        if progress:
+            progress(f"{folder}/{name}", count, total)
+
+    return _audit_place(place, place.rank, deep, told if progress else None)
 
 
-def _audit_place(place: Place, deep: bool, progress: Progress | None) -> StoreReport:
+def _audit_place(place: Place, rank: int | None, deep: bool, progress: Progress | None) -> StoreReport:
     """Judge every file; while a fast writer moved its only checkpoint from slot to slot meanwhile, look again."""
     try:
         for _ in range(_TRIES):
             listing = place.look()
             done: dict[tuple[int | None, int | None, int | None], SlotReport] = {}
             slots = tuple(_audit_file(place, listing, file, deep, progress, done) for file in listing.files)
-            report = StoreReport(path=place.path, check=listing.check, slots=slots)
+            report = StoreReport(path=place.path, check=listing.check, slots=slots, rank=rank)
             moving = any(slot.state == "filling" or slot.verdict == "reused" for slot in slots)
             if report.valid or report.damaged or not moving:
                 break

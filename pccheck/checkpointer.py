@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from pccheck import arguments, format
-from pccheck.errors import ClosedError, DeadlineError, ForkedError, UsageError
+from pccheck import arguments
+from pccheck.devices import Guard
+from pccheck.errors import DeadlineError
 from pccheck.events import Event
+from pccheck.lifetime import Lifetime
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
-from pccheck.reading import reader
-from pccheck.reading.listing import list_store
-from pccheck.reading.restoring import Restored, assemble, fitting, load_newest
-from pccheck.saving.flight import Flight, Stats
+from pccheck.reading.restoring import Restored
+from pccheck.recovery import Wanted, open_store
+from pccheck.saving.flight import Flight
 from pccheck.saving.notifier import Notifier
 from pccheck.saving.save import Save
+from pccheck.saving.stats import Stats
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.storage.volume import Volume
+from pccheck.store.agreement import Agreement
 from pccheck.store.coordination import Coordinator, Solo
-from pccheck.store.store import Store
 
 
 class Checkpointer:
@@ -37,13 +36,16 @@ class Checkpointer:
 
     Args:
         directory: the store, made if it is not there; or a `Volume` of your own.
-        coordinator: how several ranks agree; None = this process alone.
+        coordinator: through which several ranks agree; None = this process alone. With several ranks every one of them
+            opens, saves, restores and closes, in the same order; the store of each is a folder in `directory`.
         observer: called with each `pccheck.events.Event`, on a thread of its own.
         (all others): see `pccheck.Options`.
 
     Raises:
         OptionError: an option is out of range.
         StoreTaken: another process has this store open for writing.
+        RanksError: ranks are missing (RankTimeoutError), lost their store, or do not agree; names them.
+        NoValidCheckpointError: what the ranks had committed is lost.
         MediumError, CapacityError: the directory cannot be used.
     """
 
@@ -66,7 +68,10 @@ class Checkpointer:
         write_timeout_s: float = 3600.0,
         lock_timeout_s: float = 10.0,
         exit_timeout_s: float = 60.0,
+        agree_timeout_s: float = 600.0,
         pipeline: PipelineName = "auto",
+        replicated: bool | Sequence[str] = False,
+        debug_captures: bool = False,
         observer: Callable[[Event], object] | None = None,
         _at: Callable[[str], None] | None = None,
     ) -> None:
@@ -74,24 +79,36 @@ class Checkpointer:
             in_flight=in_flight, keep=keep, keep_every=keep_every, buffer_bytes=buffer_bytes, chunk_bytes=chunk_bytes,
             writers=writers, writers_per_checkpoint=writers_per_checkpoint, snapshot=snapshot, when_full=when_full,
             max_block_s=max_block_s, on_error=on_error, write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s,
-            exit_timeout_s=exit_timeout_s, pipeline=pipeline,
+            exit_timeout_s=exit_timeout_s, agree_timeout_s=agree_timeout_s, pipeline=pipeline, replicated=replicated,
+            debug_captures=debug_captures,
         )  # fmt: skip
-        self._coordinator: Coordinator = Solo() if coordinator is None else coordinator
-        arguments.check_callable(coordinator=(self._coordinator, "agree"), observer=(observer, "__call__"))
-        volume = arguments.volume(directory)
+        arguments.check_callable(coordinator=(coordinator, "publish"), observer=(observer, "__call__"))
+        self._agreement = Agreement(Solo() if coordinator is None else coordinator)
         self._notifier = Notifier(observer)
-        self._store = Store(
-            volume, in_flight=in_flight, keep=keep, coordinator=self._coordinator, lock_timeout_s=lock_timeout_s,
-            verify=reader.assert_whole, notify=self._notifier,
+        self._store, self._recovery = open_store(directory, self.options, self._agreement, self._notifier)
+        self._flight = Flight(self.options, self._store, self._agreement, self._notifier, _at or (lambda point: None))
+        self._planner = Planner(
+            kind_of, chunk_bytes, rank=self._agreement.rank, world=self._agreement.world,
+            replicated=self.options.replicated,
         )  # fmt: skip
-        self._volume = volume
-        self._flight = Flight(self.options, self._store, self._coordinator, self._notifier, _at or (lambda point: None))
-        self._planner = Planner(kind_of, chunk_bytes)
         self._saving = threading.RLock()  # one save() or restore() at a time
-        self._closing = threading.Lock()
-        self._closed = False
-        self._pid = os.getpid()
-        atexit.register(self._drain_at_exit)
+        reports = self._flight.reports
+        self._life = Lifetime(self._store.path, self._drain, self._end, reports.tell, self.options.exit_timeout_s)
+
+    @property
+    def path(self) -> str:
+        """The directory; with several ranks the one that holds the stores of all."""
+        return os.path.dirname(self._store.path) if self.world > 1 else self._store.path
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this is, from 0."""
+        return self._agreement.rank
+
+    @property
+    def world(self) -> int:
+        """How many ranks save together."""
+        return self._agreement.world
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
@@ -103,15 +120,18 @@ class Checkpointer:
         metadata: Mapping[str, Any] | None = None,
         when_full: WhenFull | None = None,
         link: str | None = None,
+        report: bool = True,
     ) -> Save:
-        """Start saving a state and return: at once ("lazy"), or when it was copied ("copy").
+        """Start saving a state and return: at once ("lazy"), or when it was copied ("copy", "device").
 
         Args:
             step: your label, a 64-bit whole number.
-            state: any nesting of dict, list, tuple, namedtuple, dataclass, Python values, arrays and tensors.
+            state: any nesting of dict, list, tuple, namedtuple, dataclass, Python values, arrays and tensors; or an
+                object whose method `__pccheck_state__()` gives one.
             metadata: small JSON that `pccheck inspect` shows.
             when_full: overrides the option for this save.
             link: for stores of links only, which this release cannot open; must be None.
+            report: False = only the Save tells how it ends, and no error of an earlier save is raised here.
 
         Raises:
             UnsupportedLeafError: a leaf cannot be stored exactly; nothing was changed.
@@ -121,35 +141,50 @@ class Checkpointer:
             (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
         """
         self._assert_usable(waits=True)
-        step, when_full = arguments.step(step), self._validated(when_full, link)
+        step, when_full = arguments.step(step), arguments.when_full(self.options, when_full, link)
         with self._saving:
             self._assert_usable()  # it may have been closed while this waited for another save
-            save = Save(step, self._store.next_counter())
-            prepared = self._planner.prepare(state, step=step, metadata=metadata)
-            job = self._flight.launch(save, prepared, when_full)
-            if job is None:
+            save = Save(step, self._store.next_counter(), report=report)
+            guard = self._flight.snapshots.guard
+            try:
+                prepared = self._planner.prepare(
+                    arguments.tree_of(state), step=step, metadata=metadata, guard=guard, own=arguments.own_paths(state)
+                )
+            except BaseException as error:
+                self._flight.refuse(save, error)
+                raise
+            launched = self._flight.launch(save, prepared, when_full)
+            if launched is None:
                 return save
-        if self.options.snapshot == "copy" and not prepared.stable:
-            self._flight.await_copy(save, job)
-        self._report(before=save.counter)  # how this one ends, its caller learns from what is returned
+        self._flight.await_snapshot(save, launched)
+        if report:
+            self._flight.reports.tell(before=save.counter)  # how this one ends, its caller learns from what is returned
         return save
-
-    def _validated(self, when_full: WhenFull | None, link: str | None) -> WhenFull:
-        if link is not None:
-            raise UsageError("link= needs a store of links (keep=0), which this release does not open; leave it out")
-        if when_full is None:
-            return self.options.when_full
-        return replace(self.options, when_full=when_full).when_full
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    def fence(self, timeout: float | None = None) -> float:
+    def fence(self, timeout: float | None = None, *, owner: int | None = None) -> float:
         """Wait until no running capture reads the caller's memory, and give the seconds that took.
 
-        In "lazy" mode call it before the state is changed. Raises DeadlineError after `timeout` seconds.
+        In "lazy" mode call it before the state is changed; on a device, what is queued after it comes after the copies.
+        It waits at most `timeout` seconds (None = `write_timeout_s`), and only for the leaves of an `owner` if one is
+        given, as the guard numbers them. Raises DeadlineError, and with `debug_captures` ChangedError for what was
+        changed before this was called (on_error="raise").
         """
         self._assert_usable()
-        return self._flight.wait_captured(None, self.options.write_timeout_s if timeout is None else timeout)
+        return self._flight.fence(self.options.write_timeout_s if timeout is None else timeout, owner)
+
+    def guarded_by(self, guard: Guard | None, *, debug: bool = False) -> None:
+        """Capture the leaves that a guard owns after `save()` has returned, and all others by value; None = no more.
+
+        A guard promises `fence(owner=...)` before leaves change; adapters' `attach` makes one. It turns "copy" into
+        "lazy", and lets "auto" pick it. `debug` is as `debug_captures`. Raises UsageError where a guard stands already,
+        or for snapshot="device", which reads no leaf after `save()`.
+        """
+        self._assert_usable()
+        arguments.check_callable(guard=(guard, "owners"))
+        with self._saving:
+            self._flight.snapshots.guarded_by(guard, debug=debug)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every save is durable or has failed; raise the first unreported error.
@@ -158,19 +193,12 @@ class Checkpointer:
         """
         self._assert_usable(waits=True)
         self._flight.drain(timeout)
-        self._report()
+        self._flight.reports.tell()
 
     def raise_errors(self) -> None:
         """Raise the first error of a save that was not reported yet, without waiting; each is raised once."""
         self._assert_usable()
-        self._report()
-
-    def _report(self, *, before: int | None = None) -> None:
-        if self.options.on_error == "raise":
-            for error in self._flight.take_errors(1, before=before):
-                raise error
-        for error in self._flight.take_errors(before=before):
-            warnings.warn(f"a save failed: {error}", RuntimeWarning, stacklevel=3)
+        self._flight.reports.tell()
 
     def stats(self) -> Stats:
         """Give what was done so far."""
@@ -207,22 +235,9 @@ class Checkpointer:
         with self._saving:
             self._assert_usable()
             self._flight.drain(None)
-            loaded = load_newest(
-                lambda: list_store(self._volume), lambda name: self._volume.open(name),
-                where=self._store.path, step=step, fallback=fallback, accept=fitting(like, partial=partial),
-            )  # fmt: skip
-            if loaded is None:
-                return None
-            restored = assemble(loaded, kind_of, like=like, partial=partial)
-            if branch:
-                self._store.history.restored(
-                    loaded.record,
-                    in_slot=format.parse_slot_name(loaded.name) is not None,
-                    damaged=frozenset(s.counter for s in loaded.skipped if s.counter is not None),
-                    branch=step is not None,
-                )
-                self._store.release()
-            return restored
+            return self._recovery.restore(
+                Wanted(step=step, like=like, fallback=fallback, partial=partial, branch=branch)
+            )
 
     def steps(self) -> list[int]:
         """Give the steps of the checkpoints that are held, kept and pinned, sorted; not those on abandoned branches.
@@ -230,15 +245,15 @@ class Checkpointer:
         `restore` may find more: what was let go is still whole until its slot is used again.
         """
         self._assert_usable()
-        return sorted({r.step for r in self._store.books.durable()})
+        return sorted(set(self._store.steps()))
 
     def latest(self) -> int | None:
         """Give the step of the newest durable checkpoint, None if there is none."""
         self._assert_usable()
-        return next((r.step for r in self._store.books.durable()), None)
+        return next(iter(self._store.steps()), None)
 
     def pin(self, step: int) -> None:
-        """Keep the newest durable checkpoint of a step until `unpin`; raises StepNotFoundError."""
+        """Keep the newest durable checkpoint of a step until `unpin` (call it on all ranks); StepNotFoundError."""
         self._assert_usable()
         self._store.history.pin(arguments.step(step))
 
@@ -248,7 +263,7 @@ class Checkpointer:
         self._store.history.unpin(arguments.step(step))
 
     def delete(self, step: int) -> None:
-        """Remove every durable checkpoint of a step, pinned ones included; raises StepNotFoundError."""
+        """Remove every durable checkpoint of a step, pinned ones too (call it on all ranks); StepNotFoundError."""
         self._assert_usable()
         self._store.history.delete(arguments.step(step))
 
@@ -256,46 +271,30 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for what is under way, close the store, and raise the first unreported error. Idempotent."""
-        if self._pid != os.getpid():
-            raise ForkedError(f"{self._store.path} belongs to process {self._pid}")
-        self._close(None)
+        self._life.assert_own()
+        self._flight.assert_no_callback()
+        self._life.close(None)
+        self._flight.reports.tell_last()
+
+    def _drain(self, timeout_s: float | None) -> None:
+        self._flight.close(timeout_s)
+        if not self._saving.acquire(timeout=self.options.exit_timeout_s):  # a save or restore is on its way out
+            raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
         try:
-            self._report()
-        except Exception as error:  # nobody asks again: what else failed goes with it
-            for other in self._flight.take_errors():
-                error.add_note(f"and another save failed: {other}")
+            self._agreement.close(self.options.exit_timeout_s)
+        except BaseException:  # Ctrl-C
+            self._saving.release()
             raise
 
-    def _close(self, timeout_s: float | None) -> None:
-        self._flight.assert_no_callback()
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                self._flight.close(timeout_s)
-                if not self._saving.acquire(timeout=self.options.exit_timeout_s):  # a save or restore is on its way out
-                    raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
-            except BaseException:
-                self._closed = False  # Ctrl-C in a notebook, or the deadline: close() can be called again
-                raise
-            try:
-                self._store.close()
-            finally:
-                self._saving.release()
-                self._notifier.close()
-                atexit.unregister(self._drain_at_exit)
-
-    def _drain_at_exit(self) -> None:
-        if self._pid == os.getpid():  # a forked child that ends normally must not wait for its parent's saves
-            self._close(self.options.exit_timeout_s)
-            self._report()
+    def _end(self) -> None:
+        try:
+            self._store.close()
+        finally:
+            self._saving.release()
+            self._notifier.close()
 
     def _assert_usable(self, *, waits: bool = False) -> None:
-        if self._pid != os.getpid():
-            raise ForkedError(f"{self._store.path} belongs to process {self._pid}; open another store in this child")
-        if self._closed:
-            raise ClosedError(f"the Checkpointer of {self._store.path} is closed; open a new one")
+        self._life.assert_usable()
         if waits:
             self._flight.assert_no_callback()
 
@@ -314,5 +313,4 @@ class Checkpointer:
             error.add_note(f"and closing the Checkpointer raised {second!r}")
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else repr(self._flight) if self._pid == os.getpid() else f"of pid {self._pid}"
-        return f"<Checkpointer {self._store.path}: {state}>"
+        return f"<Checkpointer {self._store.path}: {repr(self._flight) if self._life.is_open else self._life}>"

@@ -1,4 +1,4 @@
-"""The command line: `pccheck inspect` and what it prints (floor 4: imports audit, rich, typer; never a writer)."""
+"""The command line: `pccheck inspect` and what it prints (floor 4: imports audit, printing, rich; never a writer)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from pccheck import audit, printing
 from pccheck.errors import ContentError, MediumError, UsageError
+from pccheck.reports import exit_code
 from pccheck.version import __version__
 
 app = typer.Typer(
@@ -56,8 +57,8 @@ def inspect(
 ) -> None:
     """Show every checkpoint at PATH, and whether it is whole. Never writes; the store may be in use meanwhile.
 
-    Exit status: 0 = at least one valid checkpoint (in every store) and nothing damaged; 1 = nothing valid, or something
-    damaged; 2 = PATH is missing or is no store.
+    Exit status: 0 = at least one valid checkpoint (of several ranks: one that all ranks hold) and nothing damaged; 1 =
+    nothing valid, or something damaged; 2 = PATH is missing or is no store.
     """
     try:
         with ExitStack() as stack:
@@ -70,7 +71,7 @@ def inspect(
         print(json.dumps(printing.as_json(reports, verify=verify), indent=2))
     else:
         printing.show(reports, Console(highlight=False), verify=verify, now_s=time.time())
-    raise typer.Exit(audit.exit_code(reports))
+    raise typer.Exit(exit_code(reports))
 
 
 def _progress(stack: ExitStack) -> audit.Progress | None:

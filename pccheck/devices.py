@@ -36,10 +36,17 @@ class Ticket(Protocol):
 
 
 class Capture(Protocol):
-    """The copies of one checkpoint off one device. Called by one thread at a time."""
+    """The copies of one checkpoint off one device. Called by one thread at a time, but for `order`."""
 
     def copy(self, address: int, nbytes: int, runs: Sequence[Run]) -> Ticket:
         """Queue copies into the host buffer of `nbytes` bytes at `address`, and return without waiting for them."""
+
+    def order(self, timeout_s: float) -> bool:
+        """Have what the calling thread queues from now on come after all copies queued here; False = time is up.
+
+        It need not wait for them where the device can put them in order. Called by other threads than `copy`, too, and
+        also after `end`.
+        """
 
     def end(self) -> None:
         """No copy will be queued any more, be it that all were or that the checkpoint failed. May be called twice."""
@@ -92,4 +99,7 @@ class Guard(Protocol):
         """Give what compares equal as long as `owners` of unchanged leaves (types, addresses, sizes) is unchanged."""
 
     def owners(self, kind: str, values: Sequence[Any]) -> Sequence[int]:
-        """Give who owns each of these leaves of one kind: a number from 0, -1 = nobody. Called once per version."""
+        """Give who owns each of these leaves of one kind: a number from 0, -1 = nobody.
+
+        Called once per version about all leaves, and about owned leaves that moved since.
+        """

@@ -51,15 +51,43 @@ class UnsupportedLeafError(UsageError, TypeError):
 
 
 class MismatchError(UsageError):
-    """The checkpoint does not fit `like`: `mismatches` lists every leaf that differs, by path."""
+    """The checkpoint does not fit `like`, or the target: `mismatches` lists every leaf that differs, by path."""
 
     def __init__(self, mismatches: Sequence[object]) -> None:
         self.mismatches = tuple(mismatches)
-        lines = "\n".join(f"  {m}" for m in self.mismatches)
+        groups: dict[str, list[object]] = {}
+        for mismatch in self.mismatches:
+            groups.setdefault(getattr(mismatch, "problem", ""), []).append(mismatch)
+        lines = []
+        for problem, found in sorted(groups.items(), key=lambda g: _PROBLEMS.index(g[0]) if g[0] in _PROBLEMS else 99):
+            if problem:
+                lines.append(f" {len(found):,} x {problem}:")
+            lines += [f"  {m}" for m in found[:_SHOWN]]
+            if len(found) > _SHOWN:
+                lines.append(f"  ... and {len(found) - _SHOWN:,} more; `mismatches` of this error lists all")
+        side = getattr(self.mismatches[0], "side", "`like`") if self.mismatches else "`like`"
+        text = "\n".join(lines)
         super().__init__(
-            f"the checkpoint does not fit `like` in {len(self.mismatches)} place(s):\n{lines}\n"
-            "Correct `like`, or pass partial=True to restore what fits and get this list."
+            f"the checkpoint does not fit {side} in {len(self.mismatches):,} place(s):\n{text}\n"
+            f"Correct {side}, or pass partial=True to restore what fits and get this list."
         )
+
+
+_PROBLEMS = ("missing", "unexpected", "shape", "dtype", "kind", "part", "type", "value", "tied")
+_SHOWN = 1000  # of each problem
+
+
+class ChangedError(UsageError):
+    """Leaves were changed while they were being captured: `paths` names them, `step` the save that may mix steps."""
+
+    def __init__(self, step: int, paths: Sequence[str]) -> None:
+        shown = ", ".join(paths[:8]) + (f" and {len(paths) - 8} more" if len(paths) > 8 else "")
+        super().__init__(
+            f"the save of step {step} may hold parts of two steps: changed before the fence was reached: {shown}. "
+            "Call fence() before these are changed, attach the optimizer that changes them, or save with "
+            "snapshot='copy'."
+        )
+        self.step, self.paths = step, tuple(paths)
 
 
 class StepNotFoundError(UsageError, LookupError):
@@ -191,7 +219,7 @@ class RankTimeoutError(RanksError, DeadlineError):
 
     def __init__(self, waiting_for: str, waited_s: float, ranks: Sequence[int]) -> None:
         DeadlineError.__init__(self, f"{waiting_for}; missing: {_named(ranks)}", waited_s)
-        self.reason, self.ranks = str(self), tuple(ranks)
+        self.waiting_for, self.reason, self.ranks = waiting_for, str(self), tuple(ranks)
 
 
 class CoordinatorLostError(RanksError):

@@ -18,6 +18,14 @@ class Event(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SnapshotPicked(Event):
+    """From this save on, states are captured in another mode: "copy", "lazy" or "device", and why."""
+
+    mode: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Captured(Event):
     """No byte of the caller's memory is needed any more, `seconds` after `save()`; `pool_wait_s` of it for buffers."""
 

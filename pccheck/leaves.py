@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
 
-from pccheck.devices import DeviceBytes
+from pccheck.devices import DeviceBytes as DeviceBytes
 from pccheck.errors import FormatError, UnsupportedLeafError
-from pccheck.state.boxes import Box
+from pccheck.state.boxes import Box as Box
+from pccheck.state.boxes import part_of as part_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,8 @@ class LeafSpec:
         nbytes: how many bytes are stored here: those of the box.
         extra: small JSON. "stride" is the same for all kinds: strides, in elements, of bytes that are dense but not in
             C order. The rest only the adapter reads (requires_grad, fields of a structured dtype, ...).
-        box: the part of the global array that is stored here, in C order; None = all of it.
+        box: the part of the global array that is stored here, in C order; None = all of it. Only a box that is all of
+            the array may have "stride".
     """
 
     kind: str
@@ -42,6 +44,21 @@ class LeafSpec:
     def local_shape(self) -> tuple[int, ...]:
         """The shape of what is stored here."""
         return self.shape if self.box is None else self.box.sizes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLeaf:
+    """What stands for a stored leaf in a tree that was not read: see `pccheck.outline`.
+
+    In a `like` it asks for the leaf as it was saved.
+
+    Args:
+        path: where in the state.
+        spec: what it is; `spec.box` is the part that the rank of this tree stored.
+    """
+
+    path: str
+    spec: LeafSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +118,15 @@ class LeafKind(ABC):
 
         Called on every save, as `fingerprint` is; a NumPy array of uint64 is best.
         """
-        return [self.host_bytes(value).address for value in values]
+        return [self.host_bytes(value).address for value in values]  # type: ignore[union-attr]
+
+    def divisible(self, spec: LeafSpec) -> bool:
+        """Tell whether a leaf's bytes are its elements alone, in C order, so that some of its rows can be stored alone.
+
+        Kinds that store anything else (parts one after the other, a packed form) say so here; the default knows of
+        "stride" and of "value", which stands for leaves without bytes.
+        """
+        return not spec.extra.keys() & {"stride", "value"}
 
     @abstractmethod
     def host_bytes(self, value: Any) -> HostBytes | DeviceBytes:
@@ -109,6 +134,13 @@ class LeafKind(ABC):
 
         In host memory, or on a device, from which they are copied chunk by chunk.
         """
+
+    def sources(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Give `DeviceBytes.source` of each leaf; asked only for leaves whose bytes lie in place on a device.
+
+        Called on every save, as `fingerprint` is.
+        """
+        return [self.host_bytes(value).source for value in values]  # type: ignore[union-attr]
 
     @abstractmethod
     def build(self, spec: LeafSpec, data: memoryview) -> Any:
@@ -129,12 +161,23 @@ class LeafKind(ABC):
     def convert(self, value: Any, like: Any) -> Any:
         """Give a restored leaf of this kind with the device (and other placement) of `like`; same dtype and shape."""
 
+    def placement(self, like: Any) -> Hashable | None:
+        """Give what is equal for leaves of `like` of which `convert` makes the same: so tied leaves stay tied.
+
+        None = convert each for itself.
+        """
+        return None
+
     def assign(self, target: Any, value: Any) -> None:
         """Copy a restored leaf of this kind into a live one of the same dtype and shape, in place.
 
         Raises UnsupportedLeafError (path "") for leaves that cannot be changed.
         """
         raise UnsupportedLeafError("", type(target).__name__, "leaves of this kind cannot be changed in place")
+
+    def assignable(self, target: Any) -> bool:
+        """Tell whether `assign` can change this live leaf: asked of all leaves before the first one is changed."""
+        return True
 
     def common_dtype(self, spec: LeafSpec) -> str | None:
         """Give the dtype's name as all kinds write it ("float32", "bfloat16"); None if no other kind has it."""
@@ -147,6 +190,17 @@ class LeafKind(ABC):
         """
         extra = {"stride": spec.extra["stride"]} if "stride" in spec.extra else {}
         return replace(spec, kind=self.name, dtype=dtype, extra=extra)
+
+
+class StateSource(Protocol):
+    """An object that may be given to `save()` as the whole state, in place of the tree that it stands for.
+
+    Its class may name in `__pccheck_own__`, a tuple, the paths in that tree at or under which ranks differ (random
+    states, data positions): these are each rank's own, whatever the option `replicated` says.
+    """
+
+    def __pccheck_state__(self) -> Any:
+        """Give that tree; called by `save()`, in the caller's thread."""
 
 
 class KindTable(Protocol):

@@ -1,14 +1,16 @@
-"""The options of a Checkpointer, validated where they are made (floor 0: imports errors)."""
+"""The options of a Checkpointer, validated where they are made (floor 0: imports errors, state.dividing)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pccheck.errors import OptionError
+from pccheck.state.dividing import Replicated
 
 MIB = 1 << 20
-Snapshot = Literal["copy", "lazy"]
+Snapshot = Literal["copy", "lazy", "device", "auto"]
 WhenFull = Literal["block", "skip"]
 OnError = Literal["raise", "warn"]
 PipelineName = Literal["auto", "native", "portable"]
@@ -29,15 +31,25 @@ class Options:
         writers_per_checkpoint: of these, how many may be at one checkpoint at once, 1..64; None = all of them. Where
             storage limits each stream below its total (network and object stores), let several checkpoints be written
             side by side: writers = in_flight, writers_per_checkpoint = 1.
-        snapshot: "copy" = `save()` returns when the state was copied; "lazy" = it returns at once and `fence()`
-            must come before the state is changed.
+        snapshot: how a state leaves the caller's hands. "copy" = `save()` returns when the state was copied to the
+            pool; "lazy" = it returns at once, and `fence()` must come before the state is changed (an adapter's
+            `attach` sees to that); "device" = `save()` copies the state within its own memory, device or host, and
+            captures from there: one more state's worth of that memory; "auto" = whichever of these was measured to
+            make the trainer wait least, lazy only where something is attached.
         when_full: what `save()` does while `in_flight` checkpoints are under way: "block" or "skip".
         max_block_s: longest that a blocked `save()` waits before it skips; None = until it can go on.
         on_error: "raise" = a failed save raises at the next call; "warn" = it is warned about and counted.
         write_timeout_s: longest that one checkpoint may take to reach storage before it counts as failed.
         lock_timeout_s: how long opening waits for a lock whose recorded holder is dead.
         exit_timeout_s: how long interpreter exit waits for checkpoints under way.
+        agree_timeout_s: how long to wait for other ranks: at opening, in a restore, and with every save.
         pipeline: "native", "portable", or "auto" = native where the extension was built.
+        replicated: which arrays are the same on all ranks, so that each rank stores only its part of them: True = all
+            (random states that are arrays, too), or a list of the paths that they are at or under, such as
+            ["model", "optimizer"]. Parts of global arrays (DTensor, Shard) and what is no array are stored by the rank
+            that has them.
+        debug_captures: digest what is captured lazily at `save()`, and again at the fence or at the next save, and name
+            the leaves that changed in between (`on_error` says whether by an error or a warning): slow.
     """
 
     in_flight: int = 2
@@ -54,7 +66,10 @@ class Options:
     write_timeout_s: float = 3600.0
     lock_timeout_s: float = 10.0
     exit_timeout_s: float = 60.0
+    agree_timeout_s: float = 600.0
     pipeline: PipelineName = "auto"
+    replicated: bool | Sequence[str] = False
+    debug_captures: bool = False
 
     def __post_init__(self) -> None:
         _whole("in_flight", self.in_flight, 1, 64)
@@ -75,7 +90,11 @@ class Options:
         ):
             if getattr(self, name) not in choices:
                 raise OptionError(name, getattr(self, name), " or ".join(map(repr, choices)))
-        for name in ("write_timeout_s", "lock_timeout_s", "exit_timeout_s", "max_block_s"):
+        if Replicated.of(self.replicated).prefixes and not isinstance(self.replicated, bool):
+            object.__setattr__(self, "replicated", tuple(self.replicated))  # nobody changes it afterwards
+        if not isinstance(self.debug_captures, bool):
+            raise OptionError("debug_captures", self.debug_captures, "True or False")
+        for name in ("write_timeout_s", "lock_timeout_s", "exit_timeout_s", "agree_timeout_s", "max_block_s"):
             value = getattr(self, name)
             if value is None and name == "max_block_s":
                 continue

@@ -1,4 +1,4 @@
-"""How `pccheck inspect` tells what an audit found, to people and to programs (floor 4: imports audit, rich)."""
+"""How `pccheck inspect` tells what an audit found, to people and to programs (floor 4: imports reports, rich)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pccheck import format
-from pccheck.audit import Damage, SlotReport, StoreReport, exit_code
 from pccheck.reading.listing import CheckFacts
+from pccheck.reports import Damage, SlotReport, StoreReport, WorldReport, exit_code, world_reports
 from pccheck.version import __version__
 
 _STATE_STYLES = {"published": "bold green", "unreadable": "bold red", "filling": "yellow", "abandoned": "magenta"}
+_STATE_STYLES |= {"complete": "bold green", "incomplete": "yellow", "damaged": "bold red"}  # of all ranks
 _VERDICT_STYLES = {"ok": "green", "damaged": "bold red", "reused": "yellow", "-": "dim"}
 _METADATA_CHARACTERS = 300
 _LEAVES_SHOWN = 8
+_RANKS_SHOWN = 8
 _LEFT = ("file", "state", "verdict")
 _WIDE = 100  # columns from which on there is room for what one can do without
 
@@ -50,9 +52,38 @@ def show(reports: list[StoreReport], console: Console, *, verify: bool, now_s: f
     text.stylize("bold green" if exit_code(reports) == 0 else "bold red")
     if empty and len(reports) > 1:
         text.append(f"; {_count(empty, 'store')} without a valid checkpoint", "bold red")
+    worlds = world_reports(reports)
+    if any(report.rank is not None for report in reports):
+        _show_worlds(worlds, console)
+        whole = sum(not world.missing and not world.damaged for world in worlds)
+        text.append(f"; {whole or 'no'} checkpoint{'s' * (whole != 1)} of all ranks", "" if whole else "bold red")
     if valid:
         text.append("  (every byte verified)" if verify else "  (payloads not read; --verify reads them)", "dim")
     console.print(text, soft_wrap=True)
+
+
+def _show_worlds(worlds: list[WorldReport], console: Console) -> None:
+    """Print which checkpoints the stores of all ranks hold together."""
+    console.print(Text("all ranks", "bold"))
+    console.print()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("step", "counter", "run", "ranks", "state", ""):
+        table.add_column(name, justify="left" if name in ("state", "") else "right", overflow="fold")
+    for world in worlds:
+        table.add_row(
+            str(world.step),
+            str(world.counter),
+            str(world.incarnation),
+            str(world.world),
+            Text(world.state, _STATE_STYLES.get(world.state, "")),
+            "; ".join(
+                f"{what} {', '.join(map(str, ranks[:_RANKS_SHOWN]))}{' and more' * (len(ranks) > _RANKS_SHOWN)}"
+                for what, ranks in (("not in rank", world.missing), ("damaged in rank", world.damaged))
+                if ranks
+            ),
+        )
+    console.print(table if worlds else "  no checkpoints yet")
+    console.print()
 
 
 def _show_store(report: StoreReport, console: Console, now_s: float) -> None:
@@ -173,6 +204,7 @@ def as_json(reports: list[StoreReport], *, verify: bool) -> dict[str, Any]:
         "verified": verify,
         "exit_code": exit_code(reports),
         "stores": [_store_json(report) for report in reports],
+        "all_ranks": [_world_json(world) for world in world_reports(reports)],
     }
 
 
@@ -184,6 +216,19 @@ def _store_json(report: StoreReport) -> dict[str, Any]:
         "damaged": report.damaged,
         "check": None if report.check is None else _check_json(report.check),
         "slots": [_slot_json(slot) for slot in report.slots],
+    }
+
+
+def _world_json(world: WorldReport) -> dict[str, Any]:
+    return {
+        "step": world.step,
+        "counter": world.counter,
+        "incarnation": world.incarnation,
+        "world": world.world,
+        "state": world.state,
+        "missing": list(world.missing),
+        "damaged": list(world.damaged),
+        "abandoned": world.abandoned,
     }
 
 

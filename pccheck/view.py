@@ -1,21 +1,36 @@
-"""A read-only view of a store or of one slot file (floor 3: imports floors 0 to 2)."""
+"""A read-only view of a store, of one slot file, or of the stores of all ranks (floor 3: imports floors 0 to 2)."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial as partial_
 from types import TracebackType
-from typing import Any, Self, TypeVar, final
+from typing import Any, Self, TypeAlias, TypeVar, final
 
-from pccheck.errors import ClosedError, NoValidCheckpointError, ReusedError, StepNotFoundError, UsageError
+from pccheck.errors import (
+    ClosedError,
+    ContentError,
+    MediumError,
+    NoValidCheckpointError,
+    ReusedError,
+    StepNotFoundError,
+    UsageError,
+)
+from pccheck.format import Record
+from pccheck.reading.committed import HOME, Committed, restore_newest
 from pccheck.reading.listing import Listing
 from pccheck.reading.places import Place, locate
-from pccheck.reading.restoring import ATTEMPTS, Candidate, Restored, Skipped, assemble, candidates, fitting, load_newest
+from pccheck.reading.restored import Restored, Skipped
+from pccheck.reading.restoring import ATTEMPTS, assemble, candidates, fitting, load_newest
 from pccheck.reading.stored import Checkpoint, open_checkpoint
+from pccheck.reading.world import WorldIdentity, look_at_world
 from pccheck.storage.medium import Medium
 
+Stored: TypeAlias = Checkpoint | Committed
 T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,38 +57,48 @@ class Entry:
 
 
 def open(path: str | os.PathLike[str]) -> View:
-    """Open a store, one slot file, or one rank's store for reading; nothing is locked or written.
+    """Open a store, a slot file, or a job's folder of rank-00000, ... for reading; nothing is locked or written.
 
-    A process may be saving into the store meanwhile, and the folder may be read-only.
+    Of a job's folder it shows what all ranks hold: the tree and the leaves of rank 0, with arrays of which ranks stored
+    parts put together. Of one rank's store it shows the parts, as `pccheck.Shard`.
+
+    Processes may be saving into the stores meanwhile, and the folders may be read-only.
 
     Raises:
-        UsageError: there is nothing at the path, or it is no store, or the stores of several ranks.
+        UsageError: there is nothing at the path, or it is no store.
         MediumError: it cannot be read.
     """
     places = locate(path)
-    if len(places) == 1:
-        return View(places[0])
+    if len(places) == 1 and places[0].is_at(path):
+        return _StoreView(places[0])
     for place in places:
         place.close()
-    names = ", ".join(os.path.basename(p.path) for p in places[:4])
-    raise UsageError(f"{os.fspath(path)} holds {len(places)} stores; open one of them: {names}, ...")
+    return _WorldView(os.path.abspath(os.fspath(path)))
 
 
-@final
-class View:
-    """What is in a store now; each call looks anew. Thread-safe. Made by `pccheck.open`.
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """One checkpoint that a look found: its record, a file of it, and what reads its manifest."""
 
-    `view["model/w"]` reads one leaf of the newest checkpoint, and only the chunks that it lies in.
+    record: Record
+    name: str
+    abandoned: bool
+    read: Callable[[], Stored | ContentError | MediumError] = field(repr=False)
+
+
+class View(ABC):
+    """What is in a store, or in the stores of all ranks, now; each call looks anew. Made by `pccheck.open`.
+
+    Thread-safe. `view["model/w"]` reads one leaf of the newest checkpoint, and only the chunks that it lies in.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._closed = False
+    def __init__(self, path: str) -> None:
+        self._path, self._closed = path, False
 
     @property
     def path(self) -> str:
         """The folder or file."""
-        return self._place.path
+        return self._path
 
     @property
     def checkpoints(self) -> list[Entry]:
@@ -88,7 +113,7 @@ class View:
         """Give the step of the newest checkpoint, None if there is none."""
         return next((c.record.step for c in self._offered()), None)
 
-    def checkpoint(self, step: int | None = None) -> Checkpoint:
+    def checkpoint(self, step: int | None = None) -> Stored:
         """Give the newest checkpoint (of a step) whose record and manifest are whole; its payload is not read yet.
 
         Raises:
@@ -98,14 +123,11 @@ class View:
         """
         return self._retry(lambda: self._pick(step))
 
+    @abstractmethod
     def restore(
         self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False
     ) -> Restored | None:
         """Give the newest checkpoint that verifies (of a step), as `Checkpointer.restore` does, and change nothing."""
-        loaded = load_newest(
-            self._look, self._open, where=self.path, step=step, fallback=fallback, accept=fitting(like, partial=partial)
-        )
-        return None if loaded is None else assemble(loaded, like=like, partial=partial)
 
     def __getitem__(self, path: str) -> Any:
         return self._retry(lambda: self._pick(None)[path])
@@ -121,12 +143,11 @@ class View:
 
     def keys(self) -> list[str]:
         """Give the paths of the newest checkpoint's leaves; none where no checkpoint is."""
-        return self.checkpoint().paths() if self._offered() else []
+        return self._retry(lambda: self._pick(None).paths()) if self._offered() else []
 
     def close(self) -> None:
         """Close; later calls raise ClosedError. What was restored stays."""
         self._closed = True
-        self._place.close()
 
     def __enter__(self) -> Self:
         return self
@@ -141,25 +162,26 @@ class View:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> Listing:
+    @abstractmethod
+    def _find(self) -> list[_Found]:
+        """Look for checkpoints that are there, newest first, abandoned ones included."""
+
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"the view of {self.path} is closed; open it again")
-        return self._place.look()
 
-    def _open(self, name: str) -> Medium:
-        return self._place.open(name)
-
-    def _offered(self) -> list[Candidate]:
-        return [c for c in candidates(self._look()) if not c.abandoned]
+    def _offered(self) -> list[_Found]:
+        self._check_open()
+        return [found for found in self._find() if not found.abandoned]
 
     def _entries(self) -> list[Entry]:
-        found = []
-        for candidate in self._offered():
-            read = open_checkpoint(self._open, candidate)
-            if not isinstance(read, Checkpoint):
+        entries = []
+        for found in self._offered():
+            read = found.read()
+            if isinstance(read, (ContentError, MediumError)):
                 continue
-            record = candidate.record
-            found.append(
+            record = found.record
+            entries.append(
                 Entry(
                     step=record.step,
                     counter=record.counter,
@@ -169,23 +191,24 @@ class View:
                     name=read.name,
                 )
             )
-        return found
+        return entries
 
-    def _pick(self, step: int | None) -> Checkpoint:
-        found = candidates(self._look())
+    def _pick(self, step: int | None) -> Stored:
+        self._check_open()
+        found = self._find()
         if step is None:
-            wanted = [c for c in found if not c.abandoned]
+            wanted = [f for f in found if not f.abandoned]
         else:
-            wanted = sorted((c for c in found if c.record.step == step), key=lambda c: c.abandoned)
+            wanted = sorted((f for f in found if f.record.step == step), key=lambda f: f.abandoned)
             if not wanted:
-                steps = {c.record.step for c in found if not c.abandoned}
+                steps = {f.record.step for f in found if not f.abandoned}
                 raise StepNotFoundError(step, sorted(steps), self.path)
         skipped = []
-        for candidate in wanted:
-            read = open_checkpoint(self._open, candidate)
-            if isinstance(read, Checkpoint):
+        for each in wanted:
+            read = each.read()
+            if not isinstance(read, (ContentError, MediumError)):
                 return read
-            skipped.append(Skipped(candidate.record.counter, candidate.record.step, candidate.names[0], str(read)))
+            skipped.append(Skipped(each.record.counter, each.record.step, each.name, str(read)))
         if skipped:
             raise NoValidCheckpointError(self.path, skipped)
         raise UsageError(f"{self.path} holds no checkpoint")
@@ -198,3 +221,70 @@ class View:
             except ReusedError:
                 continue
         return attempt()
+
+
+@final
+class _StoreView(View):
+    """One store, or one slot file."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.path)
+        self._place = place
+
+    def restore(
+        self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False
+    ) -> Restored | None:
+        """Give the newest checkpoint that verifies (of a step), and change nothing."""
+        loaded = load_newest(
+            self._look, self._open, where=self.path, step=step, fallback=fallback, accept=fitting(like, partial=partial)
+        )
+        return None if loaded is None else assemble(loaded, like=like, partial=partial)
+
+    def close(self) -> None:
+        """Close; later calls raise ClosedError."""
+        super().close()
+        self._place.close()
+
+    def _find(self) -> list[_Found]:
+        return [
+            _Found(
+                record=c.record, name=c.names[0], abandoned=c.abandoned, read=partial_(open_checkpoint, self._open, c)
+            )
+            for c in candidates(self._look())
+        ]
+
+    def _look(self) -> Listing:
+        self._check_open()
+        return self._place.look()
+
+    def _open(self, name: str) -> Medium:
+        return self._place.open(name)
+
+
+@final
+class _WorldView(View):
+    """The stores of all ranks of a job."""
+
+    def restore(
+        self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False
+    ) -> Restored | None:
+        """Give the newest checkpoint that all of its ranks hold and that verifies (of a step), and change nothing."""
+        self._check_open()
+        return restore_newest(self.path, step=step, like=like, fallback=fallback, partial=partial)
+
+    def _find(self) -> list[_Found]:
+        found = []
+        for checkpoint in look_at_world(self.path).checkpoints:
+            if checkpoint.complete:
+                home = checkpoint.members[HOME].candidate
+                read = partial_(self._committed, checkpoint.identity)
+                found.append(_Found(record=home.record, name=home.names[0], abandoned=checkpoint.abandoned, read=read))
+        return found
+
+    def _committed(self, identity: WorldIdentity) -> Committed | ContentError | MediumError:
+        try:
+            return Committed(self.path, identity)
+        except ReusedError:
+            raise
+        except (ContentError, MediumError) as error:
+            return error

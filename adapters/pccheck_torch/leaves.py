@@ -1,238 +1,292 @@
-"""Dense CPU tensors as leaves of a checkpoint (imports torch, pccheck.leaves, pccheck.errors)."""
+"""PyTorch's tensors and what belongs to them as leaves of a checkpoint (imports torch, pccheck.leaves, pccheck.errors).
+
+Each form of leaf has a room of its own: `dense` tensors, leaves of several `parts` (sparse tensors, registered classes,
+generators), DTensors (`sharded`), and what has no bytes (`plain`). Here it is told which one a leaf belongs to.
+"""
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Sequence
-from itertools import compress
-from typing import Any, final
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeGuard, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-from pccheck.errors import FormatError, UnsupportedLeafError
-from pccheck.leaves import HostBytes, LeafKind, LeafSpec, dense_strides, is_dense
+from pccheck.errors import UnsupportedLeafError
+from pccheck.leaves import DeviceBytes, HostBytes, LeafKind, LeafSpec
+from pccheck_torch import assigning, dense, parts, plain, sharded
+from pccheck_torch.dense import DTYPES, QUANTIZED
+from pccheck_torch.devices import OnDevice
+from pccheck_torch.fingerprints import DenseFingerprint
 
-DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
-QUANTIZED = frozenset({"qint8", "quint8", "qint32", "quint4x2", "quint2x4"})
-# Copies are made by elements of the same size that every kernel knows: not all dtypes can be copied as themselves.
-_SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-_TENSORS = frozenset({Tensor, Parameter})
+__all__ = ["DTYPES", "QUANTIZED", "TorchKind"]
 
-_data_ptr, _size = Tensor.data_ptr, Tensor.size
-_is_contiguous, _is_neg = Tensor.is_contiguous, Tensor.is_neg
-_dtype, _is_cpu = operator.attrgetter("dtype"), operator.attrgetter("is_cpu")
-_requires_grad, _is_leaf = operator.attrgetter("requires_grad"), operator.attrgetter("is_leaf")
+_SMALL = (torch.Size, torch.dtype, torch.device)
+_data_ptr = Tensor.data_ptr
 
 
 @final
 class TorchKind(LeafKind):
-    """`torch.Tensor` and `torch.nn.Parameter` (exactly), dense, on the CPU; also torch.Size, dtype and device.
+    """Tensors, parameters, DTensors, sparse and meta tensors, registered subclasses, and torch's small types.
 
     Stateless, thread-safe.
     """
 
-    name = "torch"
+    name = dense.KIND
 
     def recognises(self, value: object) -> bool:
-        """Tell whether it is a tensor, subclasses included (which `describe` refuses), or a torch.Size and the like."""
-        return isinstance(value, (Tensor, torch.Size, torch.dtype, torch.device))
+        """Tell whether it is a tensor (`describe` may still refuse it), a generator, or a torch.Size and the like."""
+        return isinstance(value, (Tensor, torch.Generator, *_SMALL))
 
     def describe(self, value: Any) -> LeafSpec:
-        """Give the spec; raises UnsupportedLeafError for tensors that are not dense, not on the CPU, or subclasses."""
-        if not isinstance(value, Tensor):
-            return _describe_plain(value)
-        reason = _why_not(value)
-        if reason:
-            raise UnsupportedLeafError("", _type_name(value), reason)
-        extra: dict[str, Any] = {}
-        if type(value) is Parameter:
-            extra = {"parameter": True, "requires_grad": value.requires_grad}
-        elif value.requires_grad and value.is_leaf:
-            extra = {"requires_grad": True}
-        if _is_permuted(value):
-            extra["stride"] = list(value.stride())
-        return _spec(value, extra)
+        """Give the spec; raises UnsupportedLeafError, which says why a tensor cannot be stored and what to do."""
+        if dense.is_plain(value):
+            return dense.describe(value)
+        if sharded.is_dtensor_class(type(value)):
+            return sharded.describe(value)
+        if parts.has_parts(value):
+            return parts.describe(value)
+        if plain.is_meta(value):
+            return plain.describe_meta(value)
+        if _is_on_device(value):
+            return dense.describe(value.__pccheck_memory__()[1])
+        if isinstance(value, Tensor):
+            raise UnsupportedLeafError("", dense.type_name(value), _why_not(value))
+        return plain.describe(value)
 
     def fingerprint(self, values: Sequence[Any]) -> object:
-        """Give size, dtype, strides, laziness and gradient of all tensors, and what is plain."""
+        """Give all that a plan depends on, of dense tensors and DTensors together, of others one by one."""
         return _Fingerprint(values)
 
     def unchanged(self, values: Sequence[Any], fingerprint: Any) -> bool:
-        """Tell whether all of that is still so; raises for tensors that are not strided."""
+        """Tell whether all of that is still so; may raise where it is not."""
         return bool(fingerprint.fits(values))
 
     def addresses(self, values: Sequence[Any]) -> Sequence[int]:
-        """Give where the first element of each tensor lies; raises for one whose storage was freed."""
-        found = np.fromiter(map(_data_ptr, values), np.uint64, len(values))
+        """Give where the first element of each leaf lies; raises for a tensor whose storage was freed."""
+        if dense.TENSORS.issuperset(map(type, values)):
+            try:
+                found = np.fromiter(map(_data_ptr, values), np.uint64, len(values))
+            except RuntimeError:  # a sparse tensor has no storage of its own
+                found = np.fromiter(map(_address, values), np.uint64, len(values))
+        else:
+            found = _addresses(values)
         if not found.all():
             raise ValueError("the storage of a tensor was freed")
         return found  # type: ignore[return-value]
 
-    def host_bytes(self, value: Any) -> HostBytes:
-        """Give a tensor's own memory where it is dense, else that of a copy in C order."""
-        if not isinstance(value, Tensor) or not value.numel():
-            return HostBytes(address=0, nbytes=0, keep=value, stable=True)
-        nbytes = value.numel() * value.element_size()
-        in_c_order, lazy = value.is_contiguous(), (value.is_conj(), value.is_neg())
-        strides = None if in_c_order else value.stride()
-        alias = (value.data_ptr(), value.dtype, value.size(), strides, lazy)
-        if not any(lazy) and (in_c_order or _is_permuted(value)):
-            return HostBytes(address=value.data_ptr(), nbytes=nbytes, keep=value, alias=alias)
-        own = value.detach().resolve_conj().resolve_neg().view(_SAME_SIZE[value.element_size()])
-        own = own.clone(memory_format=torch.contiguous_format)
-        return HostBytes(address=own.data_ptr(), nbytes=nbytes, keep=own, alias=alias, stable=True)
+    def divisible(self, spec: LeafSpec) -> bool:
+        """Tell whether the bytes are the elements alone, in C order."""
+        return not spec.extra.keys() & {"stride", "value", "parts"}
+
+    def host_bytes(self, value: Any) -> HostBytes | DeviceBytes:
+        """Give a dense tensor's own memory, in the host's or a device's; copies of all else, and of other devices."""
+        if dense.is_plain(value):
+            return dense.bytes_of(value)
+        if sharded.is_dtensor_class(type(value)):
+            return sharded.bytes_of(value)
+        if parts.has_parts(value):
+            return parts.host_bytes(value)
+        if _is_on_device(value):
+            return _device_bytes(value)
+        return HostBytes(address=0, nbytes=0, keep=value, stable=True)
+
+    def sources(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Give the tensor that a device copies from, of each leaf."""
+        if dense.TENSORS.issuperset(map(type, values)):
+            return values
+        found = [None if sharded.is_dtensor_class(type(v)) else _memory(v) for v in values]
+        rest = iter(sharded.memories([v for v, memory in zip(values, found, strict=True) if memory is None]))
+        return [next(rest) if memory is None else memory for memory in found]
 
     def build(self, spec: LeafSpec, data: memoryview) -> Any:
-        """Give the tensor over `data`; raises FormatError for a dtype that this torch does not have."""
-        if spec.dtype in _PLAIN:
-            return _build_plain(spec)
-        dtype = DTYPES.get(spec.dtype)
-        if dtype is None or spec.dtype in QUANTIZED:
-            raise FormatError(f"torch {torch.__version__} has no dense tensors of dtype {spec.dtype[:80]!r}")
-        if math.prod(spec.shape) * dtype.itemsize != spec.nbytes or data.nbytes != spec.nbytes:
-            raise FormatError(f"{data.nbytes} bytes do not make a tensor of shape {spec.shape} and dtype {dtype}")
-        strides = dense_strides(spec)
-        try:
-            if not spec.nbytes:
-                tensor = torch.empty(spec.shape, dtype=dtype)
-            else:
-                tensor = torch.frombuffer(data, dtype=dtype)
-                tensor = tensor.view(spec.shape) if strides is None else tensor.as_strided(spec.shape, strides)
-            gradient = spec.extra.get("requires_grad") is True
-            if spec.extra.get("parameter") is True:
-                return Parameter(tensor, requires_grad=gradient)
-            return tensor.requires_grad_() if gradient else tensor
-        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-            raise FormatError(f"no tensor of shape {spec.shape} and dtype {dtype}: {error}") from None
+        """Give the leaf over `data`; raises FormatError where the spec is impossible.
+
+        Raises UnsupportedLeafError where a class is not registered here, or a generator's device not there.
+        """
+        if plain.is_small(spec):
+            return plain.build(spec)
+        if parts.is_of_parts(spec):
+            return parts.build(spec, data)
+        if "value" in spec.extra:
+            return plain.build_meta(spec)
+        return dense.build(spec, data)
 
     def like(self, value: object) -> LeafSpec | None:
-        """Give what a tensor asks for, on whatever device it is, "meta" included."""
-        if not isinstance(value, Tensor):
-            return _describe_plain(value) if self.recognises(value) else None
-        if type(value) not in _TENSORS or value.layout != torch.strided or value.is_nested:
-            reason = "only dense tensors and parameters can be restored into, no subclasses"
-            raise UnsupportedLeafError("", _type_name(value), reason)
-        return _spec(value, {})
+        """Give what a leaf asks for: of a tensor dtype and shape, whatever its device, "meta" included."""
+        if not self.recognises(value):
+            return None
+        if isinstance(value, _SMALL):
+            return plain.describe(value)
+        if parts.has_parts(value):
+            return parts.asked(value)
+        assert isinstance(value, Tensor)
+        if sharded.is_dtensor_class(type(value)):
+            return sharded.asked(value)
+        on_device = _is_on_device(value)
+        if not on_device and (type(value) not in dense.TENSORS or value.layout != torch.strided or value.is_nested):
+            raise UnsupportedLeafError("", dense.type_name(value), _why_not(value))
+        return dense.spec_of(value, {})
 
     def convert(self, value: Any, like: Any) -> Any:
-        """Give the tensor on the device of `like`, as a Parameter where that is one, with its requires_grad."""
-        if not isinstance(value, Tensor):
-            return value
-        if like.device.type != "meta":
-            value = value.to(like.device)
-        gradient = like.requires_grad and like.is_leaf
-        if type(value) is type(like) and value.requires_grad == gradient:
-            return value
-        if type(like) is Parameter:
-            return Parameter(value.detach(), requires_grad=gradient)
-        return value.detach().requires_grad_(gradient)
+        """Give the leaf on the device of `like` and in its memory order, as what `like` is, with its requires_grad."""
+        if sharded.is_dtensor_class(type(like)):
+            return sharded.convert(_with_values(value, like), like)
+        if _is_on_device(like):
+            return like.__pccheck_restore__(_with_values(value, like).detach())
+        if not isinstance(value, Tensor) or not dense.is_plain(like):
+            return _other(value, like)
+        moved = dense.placed(_with_values(value, like), like)
+        return _with_gradient_of(moved, like, changed=moved is not value)
+
+    def placement(self, like: Any) -> Hashable | None:
+        """Give type, device, memory order and gradient of a tensor, and of a DTensor its mesh and placements."""
+        if isinstance(like, _SMALL) or not isinstance(like, Tensor) or _is_on_device(like):
+            return None
+        told = (type(like), isinstance(like, Parameter), like.requires_grad and like.is_leaf)
+        if sharded.is_dtensor_class(type(like)):
+            return (*told, *sharded.placement(like))
+        if like.layout is not torch.strided or like.is_nested:
+            return (*told, like.device)
+        return (*told, like.device, like.stride())
+
+    def assign(self, target: Any, value: Any) -> None:
+        """Copy a restored leaf into a live one in place; raises UnsupportedLeafError for what cannot be changed."""
+        assigning.assign(target, value)
+
+    def assignable(self, target: Any) -> bool:
+        """Tell whether a live leaf has values of its own that can be changed in place."""
+        return assigning.is_assignable(target)
+
+    def common_dtype(self, spec: LeafSpec) -> str | None:
+        """Give the dtype's name; None for leaves that are no plain array."""
+        return None if spec.extra.keys() & {"value", "parts"} else spec.dtype
 
 
 class _Fingerprint:
-    """What tells two rows of leaves of the same types apart, but for addresses: six questions to each tensor."""
+    """What tells two rows of leaves of the same types apart, but for addresses. Keeps none of them alive."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.plain = {i: str(v) for i, v in enumerate(values) if not isinstance(v, Tensor)}
-        self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
-        tensors = [values[i] for i in self.tensors]
-        self.sizes, self.dtypes = list(map(_size, tensors)), list(map(_dtype, tensors))
-        self.contiguous, self.gradient = list(map(_is_contiguous, tensors)), list(map(_requires_grad, tensors))
-        self.negative = list(map(_is_neg, tensors))
-        # The rest is asked of few, so that what is rare costs nothing.
-        self.strided = [i for i, t in enumerate(tensors) if not t.is_contiguous()]
-        self.complex = [i for i, t in enumerate(tensors) if t.is_complex()]
-        self.rare = self._rare(tensors)
-
-    def _rare(self, tensors: Sequence[Tensor]) -> list[Any]:
-        return [
-            [tensors[i].stride() for i in self.strided],
-            [tensors[i].is_conj() for i in self.complex],
-            list(map(_is_leaf, compress(tensors, self.gradient))),
-        ]
+        numbers = range(len(values))
+        self._dense = [i for i in numbers if dense.is_plain(values[i])]
+        self._sharded = [i for i in numbers if sharded.is_dtensor_class(type(values[i]))]
+        taken = {*self._dense, *self._sharded}
+        others = [i for i in numbers if i not in taken]
+        self._others = {i: _told(values[i]) for i in others}
+        self._all_dense = len(self._dense) == len(values)
+        self._pick_dense, self._pick_sharded = _picker(self._dense), _picker(self._sharded)
+        self._of_dense = DenseFingerprint(self._pick_dense(values))
+        dtensors = self._pick_sharded(values)
+        self._of_dtensors = (
+            sharded.Fingerprint(dtensors, DenseFingerprint(sharded.locals_of(dtensors))) if dtensors else None
+        )
 
     def fits(self, values: Sequence[Any]) -> bool:
-        tensors = [values[i] for i in self.tensors] if self.plain else values
         return (
-            not any(map(operator.ne, map(_size, tensors), self.sizes))
-            and list(map(_dtype, tensors)) == self.dtypes
-            and all(map(_is_cpu, tensors))
-            and list(map(_is_contiguous, tensors)) == self.contiguous
-            and list(map(_requires_grad, tensors)) == self.gradient
-            and list(map(_is_neg, tensors)) == self.negative
-            and self._rare(tensors) == self.rare
-            and all(str(values[i]) == told for i, told in self.plain.items())
+            self._of_dense.fits(values if self._all_dense else self._pick_dense(values))
+            and (self._of_dtensors is None or self._of_dtensors.fits(self._pick_sharded(values), DenseFingerprint.fits))
+            and all(_told(values[i]) == told for i, told in self._others.items())
         )
 
 
-def _spec(value: Tensor, extra: dict[str, Any]) -> LeafSpec:
-    nbytes = value.numel() * value.element_size()
-    dtype = str(value.dtype).removeprefix("torch.")
-    return LeafSpec(kind=TorchKind.name, dtype=dtype, shape=tuple(value.shape), nbytes=nbytes, extra=extra)
+def _picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda values: [values[i] for i in indices]
+
+
+def _told(value: Any) -> object:
+    """Give what must be equal of a leaf that is neither a dense tensor nor a DTensor."""
+    if isinstance(value, _SMALL):
+        return str(value)
+    if _is_on_device(value):
+        device, memory = value.__pccheck_memory__()
+        return device, memory.dtype, memory.size(), memory.stride(), dense.gradient_of(memory)
+    if parts.has_parts(value):
+        return parts.describe(value)
+    return plain.describe_meta(value) if plain.is_meta(value) else object()
+
+
+def _addresses(values: Sequence[Any]) -> NDArray[np.uint64]:
+    """Give the addresses of leaves of any form: of DTensors at once, of others one by one."""
+    found = np.zeros(len(values), np.uint64)
+    dtensors = [i for i, v in enumerate(values) if sharded.is_dtensor_class(type(v))]
+    found[dtensors] = sharded.addresses([values[i] for i in dtensors])
+    for i in sorted(set(range(len(values))) - set(dtensors)):
+        found[i] = _address(values[i])
+    return found
+
+
+def _address(value: Any) -> int:
+    if parts.has_parts(value):
+        return parts.address(value)
+    return _memory(value).data_ptr()
+
+
+def _memory(value: Any) -> Tensor:
+    memory: Tensor = value.__pccheck_memory__()[1] if _is_on_device(value) else value
+    return memory
+
+
+def _is_on_device(value: object) -> TypeGuard[OnDevice]:
+    return hasattr(type(value), "__pccheck_memory__")
+
+
+def _device_bytes(value: Any) -> HostBytes | DeviceBytes:
+    device, memory = value.__pccheck_memory__()
+    found = dense.bytes_of(memory)
+    if isinstance(found, DeviceBytes) or not found.nbytes:
+        return found
+    # A copy that the host made would be of some moment between what is queued: only dense memory is taken.
+    if found.stable:
+        raise UnsupportedLeafError("", dense.type_name(value), "it is not dense; store a contiguous copy")
+    return DeviceBytes(device=device, source=memory, nbytes=found.nbytes, alias=found.alias)
+
+
+def _with_values(value: Any, like: object) -> Tensor:
+    if not isinstance(value, Tensor) or value.device.type == "meta":
+        raise UnsupportedLeafError("", dense.type_name(like), "it was saved on device meta, without values")
+    return value
+
+
+def _other(value: Any, like: Any) -> Any:
+    """Convert to or from leaves that have no strides: on "meta", sparse, registered, small."""
+    if not isinstance(value, Tensor) or not isinstance(like, Tensor):
+        return value
+    if like.device.type == "meta":
+        return _with_gradient_of(value, like, changed=False)
+    moved = _with_values(value, like).to(like.device)
+    return _with_gradient_of(moved, like, changed=moved is not value)
+
+
+def _with_gradient_of(value: Tensor, like: Tensor, *, changed: bool) -> Tensor:
+    wanted = like.requires_grad and like.is_leaf
+    as_parameter = isinstance(like, Parameter)
+    as_it_is = isinstance(value, Parameter) == as_parameter and value.requires_grad == wanted
+    if as_it_is and (not changed or value.is_leaf):
+        return value
+    value = value.detach()
+    return Parameter(value, requires_grad=wanted) if as_parameter else value.requires_grad_(wanted)
 
 
 def _why_not(value: Tensor) -> str:
-    """Tell why a tensor cannot be stored, and what to do; "" if it can."""
-    if type(value) not in _TENSORS:
-        return "a subclass would come back as a plain tensor; store its parts (DTensor: .to_local() or .full_tensor())"
-    if value.is_nested:
-        return "nested tensors are not stored; store .unbind() as a list"
+    """Tell why a tensor of no form that is stored is refused."""
+    name = type(value).__name__
     if value.is_quantized:
         return "quantized tensors are not stored (torch gives them up); store .int_repr(), scale and zero point"
-    if value.layout != torch.strided:
-        return f"layout {value.layout} is not stored; store .to_dense(), or its indices and values"
-    if value.device.type == "meta":
-        return "it is on device meta and has no values; leave it out"
-    if not value.is_cpu:
-        return f"it is on {value.device}; store .cpu() of it"
-    try:
-        if value.numel() and not value.data_ptr():
-            return "its storage was freed; save while the values are there"
-    except RuntimeError:  # wrapped by a transform such as vmap
-        return "it has no memory of its own; save outside of function transforms"
-    end = value.storage_offset() + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) + 1
-    if value.numel() and end * value.element_size() > value.untyped_storage().nbytes():
-        return "it reaches out of its storage, which was made smaller"
-    return ""
-
-
-def _is_permuted(value: Tensor) -> bool:
-    """Tell whether a tensor is dense with its axes in another order than C (channels_last, a transpose)."""
-    if value.is_contiguous() or value.is_conj() or value.is_neg():
-        return False
-    return is_dense(value.shape, value.stride())
-
-
-def _type_name(value: object) -> str:
-    cls = type(value)
-    return f"{cls.__module__}.{cls.__qualname__}" + (f" of {value.dtype}" if isinstance(value, Tensor) else "")
-
-
-# -- what is no tensor: stored in the manifest -----------------------------------------------------------------------
-
-_PLAIN = {"torch.Size": torch.Size, "torch.dtype": torch.dtype, "torch.device": torch.device}
-
-
-def _describe_plain(value: Any) -> LeafSpec:
-    name = next((n for n, cls in _PLAIN.items() if type(value) is cls), None)
-    if name is None:
-        raise UnsupportedLeafError("", _type_name(value), "subclasses are not stored")
-    told = list(value) if name == "torch.Size" else str(value)
-    return LeafSpec(kind=TorchKind.name, dtype=name, shape=(), nbytes=0, extra={"value": told})
-
-
-def _build_plain(spec: LeafSpec) -> Any:
-    told = spec.extra.get("value")
-    if spec.dtype == "torch.Size" and isinstance(told, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in told):
-        return torch.Size(told)
-    if spec.dtype == "torch.dtype" and isinstance(told, str) and told.removeprefix("torch.") in DTYPES:
-        return DTYPES[told.removeprefix("torch.")]
-    if spec.dtype == "torch.device" and isinstance(told, str):
-        try:
-            return torch.device(told)
-        except RuntimeError:
-            pass
-    raise FormatError(f"{told!r:.80} is no {spec.dtype}")
+    if type(value) in dense.TENSORS and (value.layout == torch.jagged or value.is_nested):
+        return "nested tensors are not stored; store .unbind() as a list"
+    if name == "NestedTensor":
+        return "nested tensors are not stored; store .unbind() as a list"
+    if name == "ShardedTensor":
+        return "a ShardedTensor is stored by pccheck_torch.dcp only; store DTensors, or its shards as pccheck.Shard"
+    if type(value) in dense.TENSORS:
+        return f"layout {value.layout} on device {value.device} is not stored; store .to_dense() of it"
+    return (
+        "a subclass would come back as a plain tensor; pccheck_torch.register() says by what parts it is stored, "
+        "or store those"
+    )

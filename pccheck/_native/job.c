@@ -8,12 +8,10 @@
 #include <unistd.h>
 
 static void job_free(pcc_job *job) {
-  free(job->pieces);
-  free(job->chunks);
-  free(job->first);
+  pcc_layout_release(job->layout);
+  free(job->addresses);
   free(job->digests);
-  free(job->next_ready);
-  free(job->buffer_of);
+  free(job->chunks);
   free(job->prologue);
   free(job);
 }
@@ -22,24 +20,65 @@ static void job_unref(pcc_job *job) {
   if (--job->refs == 0) job_free(job);
 }
 
+void pcc_queue_put(pcc_queue *queue, pcc_job *job, int chunk) {
+  job->chunks[chunk].next = -1;
+  if (queue->head < 0) {
+    queue->head = chunk;
+  } else {
+    job->chunks[queue->tail].next = chunk;
+  }
+  queue->tail = chunk;
+}
+
+int pcc_queue_take(pcc_queue *queue, pcc_job *job) {
+  int chunk = queue->head;
+  if (chunk >= 0) queue->head = job->chunks[chunk].next;
+  return chunk;
+}
+
 void pcc_job_starve(pcc_job *job, bool starves) {
   if (job->starved_since && !starves) job->starved_ns += pcc_now() - job->starved_since;
   if (!starves || !job->starved_since) job->starved_since = starves ? pcc_now() : 0;
 }
 
+void pcc_captures_wake(pcc_pipeline *p, bool all) {
+  if (all) {
+    pthread_cond_broadcast(&p->copiers_wake);
+  } else {
+    pthread_cond_signal(&p->copiers_wake);
+  }
+  pthread_cond_broadcast(&p->fillers_wake);
+}
+
+static void give_buffer(pcc_pipeline *p, pcc_job *job, int chunk) {
+  pcc_pool_give(&p->pool, job->chunks[chunk].buffer);
+  job->chunks[chunk].buffer = -1;
+}
+
+void pcc_job_captured(pcc_pipeline *p, pcc_job *job, int chunk) {
+  job->chunks[chunk].captured = true;
+  job->captures_left--;
+  size_t count = job->layout->chunk_count, before = job->captured_first;
+  while (job->captured_first < count && job->chunks[job->captured_first].captured) job->captured_first++;
+  if (job->prefix_waiters && job->captured_first > before) pthread_cond_broadcast(&p->changed);
+}
+
 void pcc_job_fail(pcc_pipeline *p, pcc_job *job, pcc_operation operation, int error, uint64_t offset) {
   if (job->ending) return; /* all was written before it was cancelled */
   if (!job->failure.error) job->failure = (pcc_failure){error, operation, offset};
-  size_t untaken = job->chunk_count - job->next_chunk;
-  job->next_chunk = job->chunk_count;
-  job->captures_left -= untaken; /* captured, as far as a fence is concerned: they will never be read */
-  job->writes_left -= untaken;
-  for (; job->ready_head >= 0; job->ready_head = job->next_ready[job->ready_head], job->writes_left--) {
-    pcc_pool_give(&p->pool, job->buffer_of[job->ready_head]);
+  job->fills_left = 0;
+  while (job->next_chunk < job->layout->chunk_count) { /* as far as a fence is concerned: they will never be read */
+    pcc_job_captured(p, job, (int)job->next_chunk++);
+    job->writes_left--;
   }
+  for (int c; (c = pcc_queue_take(&job->filled, job)) >= 0; job->writes_left--) {
+    pcc_job_captured(p, job, c);
+    give_buffer(p, job, c);
+  }
+  for (int c; (c = pcc_queue_take(&job->ready, job)) >= 0; job->writes_left--) give_buffer(p, job, c);
   if (job->prologue_state == PCC_PROLOGUE_PENDING) job->prologue_state = PCC_PROLOGUE_DONE;
   pcc_job_starve(job, false);
-  pthread_cond_broadcast(&p->copiers_wake);
+  pcc_captures_wake(p, true);
 }
 
 static bool is_complete(const pcc_job *job) {
@@ -70,45 +109,6 @@ void pcc_job_settle(pcc_pipeline *p, pcc_job *job) {
   job_unref(job);
 }
 
-/* Copy the tables, checking that they are sorted, disjoint and whole: nothing behind this point looks again. */
-static int take_pieces(pcc_job *job, const pcc_piece *pieces, size_t count) {
-  uint64_t end = 0;
-  job->pieces = malloc((count + 1) * sizeof *pieces);
-  if (!job->pieces) return ENOMEM;
-  for (size_t i = 0; i < count; i++) {
-    const pcc_piece *piece = &pieces[i];
-    if (piece->length == 0) continue;
-    if (piece->offset < end || piece->length > UINT64_MAX / 2 - piece->offset || !piece->address) return EINVAL;
-    end = piece->offset + piece->length;
-    job->pieces[job->piece_count++] = *piece;
-  }
-  return 0;
-}
-
-static int take_chunks(pcc_job *job, const pcc_chunk *chunks, size_t count, size_t buffer_bytes) {
-  uint64_t end = 0, limit = job->sink.mapping ? job->sink.mapping_bytes : UINT64_MAX / 2;
-  job->chunk_count = job->captures_left = job->writes_left = count;
-  job->chunks = malloc((count + 1) * sizeof *chunks);
-  job->first = malloc((count + 1) * sizeof *job->first);
-  job->digests = calloc(count + 1, PCC_DIGEST);
-  job->next_ready = malloc((count + 1) * sizeof *job->next_ready);
-  job->buffer_of = malloc((count + 1) * sizeof *job->buffer_of);
-  if (!job->chunks || !job->first || !job->digests || !job->next_ready || !job->buffer_of) return ENOMEM;
-  if (count >= INT32_MAX) return EINVAL;
-  for (size_t c = 0, i = 0; c < count; c++) {
-    const pcc_chunk *chunk = &chunks[c];
-    if (chunk->start < end || chunk->stored == 0 || chunk->stored % PCC_PAGE || chunk->data > chunk->stored ||
-        chunk->stored > buffer_bytes || chunk->start > UINT64_MAX / 2 || chunk->file_offset % PCC_PAGE ||
-        chunk->stored > limit || chunk->file_offset > limit - chunk->stored)
-      return EINVAL;
-    end = chunk->start + chunk->data;
-    while (i < job->piece_count && job->pieces[i].offset + job->pieces[i].length <= chunk->start) i++;
-    job->chunks[c] = *chunk;
-    job->first[c] = i;
-  }
-  return 0;
-}
-
 static int take_sink(pcc_job *job, const pcc_sink *sink, const uint8_t *prologue) {
   job->sink = *sink;
   job->sink.fd = -1;
@@ -122,16 +122,49 @@ static int take_sink(pcc_job *job, const pcc_sink *sink, const uint8_t *prologue
   return 0;
 }
 
-int pcc_submit(pcc_pipeline *p, const pcc_piece *pieces, size_t piece_count, const pcc_chunk *chunks,
-               size_t chunk_count, const pcc_sink *sink, const uint8_t *prologue, pcc_job **out) {
+/* See of which chunks a filler brings something. */
+static void mark_external(pcc_job *job) {
+  const pcc_layout *layout = job->layout;
+  for (size_t c = 0; c < layout->chunk_count; c++) {
+    uint64_t end = layout->chunks[c].start + layout->chunks[c].data;
+    for (size_t i = layout->first[c]; i < layout->count && layout->places[i].offset < end; i++) {
+      if (!job->addresses[i]) job->chunks[c].fill = PCC_TO_FILL;
+    }
+    job->fills_left += job->chunks[c].fill == PCC_TO_FILL;
+  }
+}
+
+static int take_addresses(pcc_job *job, const uint64_t *addresses, bool fills) {
+  const pcc_layout *layout = job->layout;
+  size_t missing = 0;
+  job->captures_left = job->writes_left = layout->chunk_count;
+  job->addresses = malloc((layout->count + 1) * sizeof *job->addresses);
+  job->digests = calloc(layout->chunk_count + 1, PCC_DIGEST);
+  job->chunks = calloc(layout->chunk_count + 1, sizeof *job->chunks);
+  if (!job->addresses || !job->digests || !job->chunks) return ENOMEM;
+  for (size_t i = 0; i < layout->count; i++) {
+    job->addresses[i] = (const uint8_t *)(uintptr_t)addresses[layout->kept[i]];
+    missing += !job->addresses[i];
+  }
+  for (size_t c = 0; c < layout->chunk_count; c++) job->chunks[c].buffer = -1;
+  if (missing && !fills) return EINVAL;
+  if (missing) mark_external(job);
+  return 0;
+}
+
+int pcc_submit(pcc_pipeline *p, pcc_layout *layout, const uint64_t *addresses, bool fills, const pcc_sink *sink,
+               const uint8_t *prologue, pcc_job **out) {
   pcc_job *job = calloc(1, sizeof *job);
   if (!job) return ENOMEM;
   job->refs = 2;
-  job->ready_head = job->ready_tail = -1;
+  job->ready.head = job->filled.head = -1;
   job->submitted_at = pcc_now();
+  job->layout = layout;
+  atomic_fetch_add(&layout->refs, 1);
   int error = take_sink(job, sink, prologue);
-  if (!error) error = take_pieces(job, pieces, piece_count);
-  if (!error) error = take_chunks(job, chunks, chunk_count, p->pool.buffer_bytes);
+  if (!error) error = take_addresses(job, addresses, fills);
+  if (layout->longest > p->pool.buffer_bytes || (sink->mapping && layout->file_bytes > sink->mapping_bytes))
+    error = EINVAL;
   pthread_mutex_lock(&p->mutex);
   if (!error && p->closing) error = ESHUTDOWN;
   if (!error && sink->fd >= 0) {
@@ -164,6 +197,18 @@ bool pcc_job_wait(pcc_pipeline *p, const pcc_job *job, pcc_event event, int64_t 
   while (!*flag && until > 0 && pcc_wait(&p->changed, &p->mutex, until)) {
   }
   bool reached = *flag;
+  pthread_mutex_unlock(&p->mutex);
+  return reached;
+}
+
+bool pcc_job_wait_first(pcc_pipeline *p, pcc_job *job, size_t chunks, int64_t until) {
+  if (chunks > job->layout->chunk_count) chunks = job->layout->chunk_count;
+  pthread_mutex_lock(&p->mutex);
+  job->prefix_waiters++;
+  while (job->captured_first < chunks && until > 0 && pcc_wait(&p->changed, &p->mutex, until)) {
+  }
+  job->prefix_waiters--;
+  bool reached = job->captured_first >= chunks;
   pthread_mutex_unlock(&p->mutex);
   return reached;
 }

@@ -160,6 +160,8 @@ static PyObject *choose_isa(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"read_chunks", METHOD(read_chunks), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"copy_pieces", METHOD(copy_pieces), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"digest_pieces", METHOD(digest_pieces), METH_VARARGS | METH_KEYWORDS, NULL},
     {"load64", load64, METH_VARARGS, NULL},
     {"store64", store64, METH_VARARGS, NULL},
     {"cas64", cas64, METH_VARARGS, NULL},
@@ -179,14 +181,19 @@ static int module_exec(PyObject *module) {
   state->forked_error = PyObject_GetAttrString(errors, "ForkedError");
   Py_DECREF(errors);
   state->job_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &job_spec, NULL);
+  state->layout_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &layout_spec, NULL);
   state->pipeline_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &pipeline_spec, NULL);
-  if (!state->closed_error || !state->forked_error || !state->job_type || !state->pipeline_type) return -1;
-  return PyModule_AddType(module, state->job_type) || PyModule_AddType(module, state->pipeline_type) ? -1 : 0;
+  PyTypeObject *types[] = {state->job_type, state->layout_type, state->pipeline_type};
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    if (!types[i] || PyModule_AddType(module, types[i])) return -1;
+  }
+  return state->closed_error && state->forked_error ? 0 : -1;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   module_state *state = PyModule_GetState(module);
   Py_VISIT(state->job_type);
+  Py_VISIT(state->layout_type);
   Py_VISIT(state->pipeline_type);
   Py_VISIT(state->closed_error);
   Py_VISIT(state->forked_error);
@@ -196,6 +203,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 static int module_clear(PyObject *module) {
   module_state *state = PyModule_GetState(module);
   Py_CLEAR(state->job_type);
+  Py_CLEAR(state->layout_type);
   Py_CLEAR(state->pipeline_type);
   Py_CLEAR(state->closed_error);
   Py_CLEAR(state->forked_error);

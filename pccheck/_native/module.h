@@ -11,7 +11,7 @@
 #define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
 typedef struct module_state {
-  PyTypeObject *job_type, *pipeline_type;
+  PyTypeObject *job_type, *layout_type, *pipeline_type;
   PyObject *closed_error, *forked_error; /* of pccheck.errors */
 } module_state;
 
@@ -37,6 +37,26 @@ void free_object(PyObject *self);             /* the end of every tp_dealloc */
 
 /* module_pipeline.c */
 extern PyType_Spec pipeline_spec;
+
+/* module_fill.c */
+PyObject *job_fills_left(JobObject *self, PyObject *unused);
+PyObject *job_take_fill(JobObject *self, PyObject *args);
+PyObject *job_fill_done(JobObject *self, PyObject *args);
+PyObject *job_drop_fill(JobObject *self, PyObject *args);
+PyObject *job_reclaim(JobObject *self, PyObject *args);
+PyObject *job_fail_fill(JobObject *self, PyObject *unused);
+
+/* module_layout.c */
+typedef struct LayoutObject {
+  PyObject_HEAD
+  pcc_layout *layout;
+} LayoutObject;
+
+extern PyType_Spec layout_spec;
+
+/* module_pieces.c */
+PyObject *copy_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *digest_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* module_read.c */
 PyObject *read_chunks(PyObject *module, PyObject *args, PyObject *kwargs);

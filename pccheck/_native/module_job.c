@@ -27,14 +27,21 @@ int64_t slice_until(int64_t until) {
   return slice < until ? slice : until;
 }
 
+#define ALL_CHUNKS PY_SSIZE_T_MAX
+
+static bool wait_slice(JobObject *self, pcc_event event, Py_ssize_t chunks, int64_t until) {
+  if (chunks == ALL_CHUNKS) return pcc_job_wait(self->pipeline, self->job, event, until);
+  return pcc_job_wait_first(self->pipeline, self->job, (size_t)chunks, until);
+}
+
 /* 1 = it has come, 0 = time is up, -1 = error set. */
-static int wait_event(JobObject *self, pcc_event event, int64_t until) {
-  if (pcc_job_wait(self->pipeline, self->job, event, 0)) return 1;
+static int wait_event(JobObject *self, pcc_event event, Py_ssize_t chunks, int64_t until) {
+  if (wait_slice(self, event, chunks, 0)) return 1;
   for (;;) {
     bool reached;
     int64_t slice = slice_until(until);
     Py_BEGIN_ALLOW_THREADS
-    reached = pcc_job_wait(self->pipeline, self->job, event, slice);
+    reached = wait_slice(self, event, chunks, slice);
     Py_END_ALLOW_THREADS
     if (reached) return 1;
     if (PyErr_CheckSignals()) return -1;
@@ -56,11 +63,13 @@ void job_let_go(JobObject *self, bool ended) {
 
 static PyObject *job_wait(JobObject *self, PyObject *args, pcc_event event) {
   PyObject *timeout = NULL;
+  Py_ssize_t chunks = ALL_CHUNKS;
   int64_t until;
-  if (!PyArg_ParseTuple(args, "|O", &timeout) || parse_until(timeout, &until) ||
-      check_process((PyObject *)self, self->pipeline))
+  if (!PyArg_ParseTuple(args, event == PCC_CAPTURED ? "|On" : "|O", &timeout, &chunks) ||
+      parse_until(timeout, &until) || check_process((PyObject *)self, self->pipeline))
     return NULL;
-  int reached = wait_event(self, event, until);
+  if (chunks < 0) return PyErr_Format(PyExc_ValueError, "chunks must be 0 or more, not %zd", chunks);
+  int reached = wait_event(self, event, chunks, until);
   if (reached < 0) return NULL;
   if (reached) job_let_go(self, event == PCC_ENDED);
   return PyBool_FromLong(reached);
@@ -75,7 +84,8 @@ static PyObject *job_failure(JobObject *self, PyObject *unused) {
   if (check_process((PyObject *)self, self->pipeline)) return NULL;
   pcc_failure failure = pcc_job_failure(self->pipeline, self->job);
   if (!failure.error) Py_RETURN_NONE;
-  const char *operation = failure.operation == PCC_SYNC ? "sync" : "write";
+  static const char *const names[] = {[PCC_WRITE] = "write", [PCC_SYNC] = "sync", [PCC_FILL] = "fill"};
+  const char *operation = names[failure.operation];
   if (failure.offset == PCC_NOWHERE) return Py_BuildValue("siO", operation, failure.error, Py_None);
   return Py_BuildValue("siK", operation, failure.error, (unsigned long long)failure.offset);
 }
@@ -94,7 +104,8 @@ static PyObject *job_digests(JobObject *self, PyObject *unused) {
   if (check_process((PyObject *)self, self->pipeline)) return NULL;
   if (!pcc_job_wait(self->pipeline, self->job, PCC_ENDED, 0))
     return PyErr_Format(PyExc_ValueError, "the digests are not there before the job has ended");
-  return PyBytes_FromStringAndSize((const char *)self->job->digests, (Py_ssize_t)(self->job->chunk_count * PCC_DIGEST));
+  Py_ssize_t bytes = (Py_ssize_t)(self->job->layout->chunk_count * PCC_DIGEST);
+  return PyBytes_FromStringAndSize((const char *)self->job->digests, bytes);
 }
 
 static PyObject *job_stats(JobObject *self, PyObject *unused) {
@@ -125,6 +136,12 @@ static PyMethodDef job_methods[] = {
     {"cancel", METHOD(job_cancel), METH_NOARGS, NULL},
     {"digests", METHOD(job_digests), METH_NOARGS, NULL},
     {"stats", METHOD(job_stats), METH_NOARGS, NULL},
+    {"fills_left", METHOD(job_fills_left), METH_NOARGS, NULL},
+    {"take_fill", METHOD(job_take_fill), METH_VARARGS, NULL},
+    {"fill_done", METHOD(job_fill_done), METH_VARARGS, NULL},
+    {"drop_fill", METHOD(job_drop_fill), METH_VARARGS, NULL},
+    {"reclaim", METHOD(job_reclaim), METH_VARARGS, NULL},
+    {"fail_fill", METHOD(job_fail_fill), METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot job_slots[] = {{Py_tp_dealloc, job_dealloc}, {Py_tp_methods, job_methods}, {0, NULL}};

@@ -64,30 +64,36 @@ static int sweep(PipelineObject *self) {
   return 0;
 }
 
-/* Zip the layout's (offset, length) pairs with the addresses. */
-static pcc_piece *make_pieces(PyObject *places, PyObject *addresses, size_t *count) {
-  size_t numbers = 0, given = 0;
-  uint64_t *place = copy_u64s(places, "pieces", &numbers);
-  uint64_t *address = place ? copy_u64s(addresses, "addresses", &given) : NULL;
-  pcc_piece *pieces = NULL;
-  if (address && numbers != 2 * given) {
-    PyErr_Format(PyExc_ValueError, "there are %zu addresses for %zu pieces", given, numbers / 2);
-  } else if (address && !(pieces = malloc((given + 1) * sizeof *pieces))) {
-    PyErr_NoMemory();
-  } else if (address) {
-    for (size_t i = 0; i < given; i++)
-      pieces[i] = (pcc_piece){(const uint8_t *)(uintptr_t)address[i], place[2 * i], place[2 * i + 1]};
-    *count = given;
+static void take_back(PipelineObject *self, int error) {
+  module_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)self));
+  Py_ssize_t last = PyList_Size(self->open) - 1;
+  PyList_SetSlice(self->open, last, last + 1, NULL);
+  if (error == ESHUTDOWN) {
+    PyErr_SetString(state->closed_error, "the pipeline is closed, or being closed");
+  } else {
+    raise_errno(error);
   }
-  free(place);
-  free(address);
-  return pieces;
+}
+
+/* Tell whoever fills it of a job; one that he did not hear of is cancelled. */
+static int tell(PyObject *started, JobObject *job) {
+  PyObject *told = PyObject_CallFunctionObjArgs(started, (PyObject *)job, NULL);
+  if (told) {
+    Py_DECREF(told);
+    return 0;
+  }
+  PyObject *type, *value, *traceback; /* nothing that runs meanwhile may find an error set */
+  PyErr_Fetch(&type, &value, &traceback);
+  Py_BEGIN_ALLOW_THREADS
+  pcc_job_cancel(job->pipeline, job->job);
+  Py_END_ALLOW_THREADS
+  PyErr_Restore(type, value, traceback);
+  return -1;
 }
 
 /* Enlist the Job before it begins: from then on nobody but `sweep` can end its references. */
-static PyObject *begin_job(PipelineObject *self, const pcc_piece *pieces, size_t piece_count, const pcc_chunk *chunks,
-                           size_t chunk_count, PyObject *keep, PyObject *mapping, pcc_sink sink,
-                           const uint8_t *prologue) {
+static PyObject *begin_job(PipelineObject *self, pcc_layout *layout, const uint64_t *addresses, PyObject *keep,
+                           PyObject *mapping, pcc_sink sink, const uint8_t *prologue, PyObject *started) {
   module_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)self));
   allocfunc allocate = (allocfunc)PyType_GetSlot(state->job_type, Py_tp_alloc);
   JobObject *job = (JobObject *)(void *)allocate(state->job_type, 0);
@@ -100,71 +106,83 @@ static PyObject *begin_job(PipelineObject *self, const pcc_piece *pieces, size_t
   }
   if (PyList_Append(self->open, (PyObject *)job)) goto failed;
   pcc_job *begun = NULL;
-  int error = pcc_submit(self->pipeline, pieces, piece_count, chunks, chunk_count, &sink, prologue, &begun);
+  int error = pcc_submit(self->pipeline, layout, addresses, started != Py_None, &sink, prologue, &begun);
   if (error) {
-    Py_ssize_t last = PyList_Size(self->open) - 1;
-    PyList_SetSlice(self->open, last, last + 1, NULL);
-    if (error == ESHUTDOWN) {
-      PyErr_SetString(state->closed_error, "the pipeline is closed, or being closed");
-    } else {
-      raise_errno(error);
-    }
+    take_back(self, error);
     goto failed;
   }
   job->pipeline = self->pipeline;
   job->job = begun;
-  return (PyObject *)job;
+  if (started == Py_None || tell(started, job) == 0) return (PyObject *)job;
 failed:
   Py_DECREF(job);
   return NULL;
 }
 
 static PyObject *pipeline_submit(PipelineObject *self, PyObject *args, PyObject *kwargs) {
-  static char *names[] = {"pieces", "chunks", "addresses", "keep", "fd", "mapping", "alignment", "prologue", NULL};
-  PyObject *places, *chunk_table, *addresses, *keep, *mapping, *result = NULL;
+  static char *names[] = {"layout",  "addresses", "keep",     "fd",      "mapping",
+                          "alignment", "prologue",  "started", NULL};
+  module_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)self));
+  PyObject *layout, *address_table, *keep, *mapping, *started = Py_None, *result = NULL;
   pcc_sink sink = {0};
   const char *prologue = NULL;
   Py_ssize_t prologue_bytes = 0;
-  size_t piece_count = 0, numbers = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOiOIz#", names, &places, &chunk_table, &addresses, &keep, &sink.fd,
-                                   &mapping, &sink.alignment, &prologue, &prologue_bytes) ||
+  size_t count = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOiOIz#|O", names, state->layout_type, &layout, &address_table,
+                                   &keep, &sink.fd, &mapping, &sink.alignment, &prologue, &prologue_bytes, &started) ||
       check_process((PyObject *)self, self->pipeline) || sweep(self))
     return NULL;
   if (prologue && prologue_bytes != PCC_PAGE)
     return PyErr_Format(PyExc_ValueError, "a prologue is one page of %u bytes, not %zd", PCC_PAGE, prologue_bytes);
-  pcc_piece *pieces = make_pieces(places, addresses, &piece_count);
-  uint64_t *chunks = pieces ? copy_u64s(chunk_table, "chunks", &numbers) : NULL;
-  if (chunks && numbers % 4) {
-    raise_errno(EINVAL);
-  } else if (chunks) {
-    result = begin_job(self, pieces, piece_count, (const pcc_chunk *)(void *)chunks, numbers / 4, keep, mapping, sink,
-                       (const uint8_t *)prologue);
+  uint64_t *addresses = copy_u64s(address_table, "addresses", &count);
+  pcc_layout *shape = ((LayoutObject *)(void *)layout)->layout;
+  if (addresses && count != shape->given) {
+    PyErr_Format(PyExc_ValueError, "there are %zu addresses for %zu pieces", count, shape->given);
+  } else if (addresses) {
+    result = begin_job(self, shape, addresses, keep, mapping, sink, (const uint8_t *)prologue, started);
   }
-  free(pieces);
-  free(chunks);
+  free(addresses);
   return result;
 }
 
-/* True = closed; False = time is up: running jobs go on, and closing may be tried again. */
-static PyObject *pipeline_close(PipelineObject *self, PyObject *args) {
+/* Refuse new jobs and wait until none runs: 1 = so it is, 0 = time is up, -1 = error set. */
+static int drain(PipelineObject *self, PyObject *args, bool stop) {
   PyObject *timeout = NULL;
   int64_t until;
   if (!PyArg_ParseTuple(args, "|O", &timeout) || parse_until(timeout, &until) ||
       check_process((PyObject *)self, self->pipeline))
-    return NULL;
+    return -1;
   bool idle = false;
   pcc_pipeline_refuse(self->pipeline);
   for (;;) {
     int64_t slice = slice_until(until);
     Py_BEGIN_ALLOW_THREADS
     idle = pcc_pipeline_idle(self->pipeline, slice);
-    if (idle) pcc_pipeline_stop(self->pipeline);
+    if (idle && stop) pcc_pipeline_stop(self->pipeline);
     Py_END_ALLOW_THREADS
     if (idle || PyErr_CheckSignals() || (until != PCC_FOREVER && pcc_now() >= until)) break;
   }
-  if (idle) self->closed = true;
-  if (PyErr_Occurred() || (idle && sweep(self))) return NULL;
-  return PyBool_FromLong(idle);
+  if (idle && stop) self->closed = true;
+  return PyErr_Occurred() || (idle && sweep(self)) ? -1 : idle;
+}
+
+/* True = no job is left; False = time is up: running jobs go on, and draining may be tried again. */
+static PyObject *pipeline_drain(PipelineObject *self, PyObject *args) {
+  int idle = drain(self, args, false);
+  return idle < 0 ? NULL : PyBool_FromLong(idle);
+}
+
+/* The same, and then the threads are stopped. */
+static PyObject *pipeline_close(PipelineObject *self, PyObject *args) {
+  int idle = drain(self, args, true);
+  return idle < 0 ? NULL : PyBool_FromLong(idle);
+}
+
+static PyObject *pipeline_memory(PipelineObject *self, void *unused) {
+  (void)unused;
+  const pcc_pool *pool = &self->pipeline->pool;
+  return Py_BuildValue("KK", (unsigned long long)(uintptr_t)pool->base,
+                       (unsigned long long)self->buffers * pool->buffer_bytes);
 }
 
 static PyObject *pipeline_buffers(PipelineObject *self, void *unused) {
@@ -203,11 +221,13 @@ static void pipeline_dealloc(PipelineObject *self) {
 
 static PyMethodDef pipeline_methods[] = {
     {"submit", METHOD(pipeline_submit), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"drain", METHOD(pipeline_drain), METH_VARARGS, NULL},
     {"close", METHOD(pipeline_close), METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef pipeline_getters[] = {
     {"buffers", (getter)(void (*)(void))pipeline_buffers, NULL, NULL, NULL},
+    {"memory", (getter)(void (*)(void))pipeline_memory, NULL, NULL, NULL},
     {"free_buffers", (getter)(void (*)(void))pipeline_free_buffers, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -54,21 +54,53 @@ void pcc_digest_begin(uint64_t acc[8]);
 void pcc_digest_end(uint64_t acc[8], const uint8_t *last, size_t length, uint64_t total, uint8_t out[PCC_DIGEST]);
 void pcc_digest(const uint8_t *input, size_t length, uint8_t out[PCC_DIGEST]); /* length >= PCC_SHORTEST_LONG */
 
-/* -- copy.c --------------------------------------------------------------------------------------------------------*/
+/* -- layout.c ------------------------------------------------------------------------------------------------------*/
 
-typedef struct pcc_piece { /* bytes of the caller and their place in the checkpoint's byte space */
-  const uint8_t *address;
+typedef struct pcc_place { /* of one piece in the checkpoint's byte space */
   uint64_t offset, length;
-} pcc_piece;
+} pcc_place;
 
 typedef struct pcc_chunk { /* start..start+data of the byte space, stored zero-padded at file_offset */
   uint64_t start, data, file_offset, stored;
 } pcc_chunk;
 
-/* Put one chunk together at `destination` and digest its stored bytes. `first` is the first piece that ends behind
- * chunk->start. Gaps and padding become zeros. */
-void pcc_gather(const pcc_piece *pieces, size_t count, size_t first, const pcc_chunk *chunk, uint8_t *destination,
+typedef struct pcc_layout { /* shared by jobs, never changed */
+  atomic_int refs;
+  pcc_place *places; /* without the empty ones */
+  size_t *kept;      /* which of the given ones these are */
+  size_t count, given, chunk_count;
+  pcc_chunk *chunks;
+  size_t *first;                /* per chunk: the first place that ends behind its start */
+  uint64_t longest, file_bytes; /* of a chunk as stored; up to the end of the last of them */
+} pcc_layout;
+
+/* EINVAL: the tables contradict each other. They are copied. */
+int pcc_layout_open(pcc_layout **out, const pcc_place *places, size_t count, const pcc_chunk *chunks,
+                    size_t chunk_count);
+void pcc_layout_release(pcc_layout *);
+
+/* -- copy.c --------------------------------------------------------------------------------------------------------*/
+
+/* Put chunk `c` together at `destination` and digest its stored bytes. Gaps and padding become zeros. */
+void pcc_gather(const pcc_layout *, const uint8_t *const *addresses, size_t c, uint8_t *destination,
                 uint8_t digest[PCC_DIGEST]);
+/* The same where `buffer` already holds the pieces whose address is NULL; what it becomes is also copied to
+ * `destination` unless that is NULL. */
+void pcc_complete(const pcc_layout *, const uint8_t *const *addresses, size_t c, uint8_t *buffer, uint8_t *destination,
+                  uint8_t digest[PCC_DIGEST]);
+
+/* -- pieces.c ------------------------------------------------------------------------------------------------------*/
+
+typedef struct pcc_move {
+  const uint8_t *source;
+  uint8_t *target;
+  uint64_t length;
+} pcc_move;
+
+/* Copy disjoint pieces with at most so many threads, this one included; returns when all is copied. */
+void pcc_copy_pieces(const pcc_move *moves, size_t count, int threads);
+/* Digest one piece of any length; shorter ones as if zeros followed up to 256 bytes. */
+void pcc_digest_piece(const uint8_t *address, size_t length, uint8_t out[PCC_DIGEST]);
 
 /* -- pool.c: fixed buffers, and what threads need of the system ----------------------------------------------------*/
 
@@ -76,6 +108,7 @@ typedef struct pcc_pool {
   uint8_t *base;       /* one anonymous mapping, 2 MiB aligned */
   size_t buffer_bytes; /* multiple of PCC_PAGE */
   int count, free_count;
+  int lost; /* buffers that a device may still write to: until they are back, the memory stays mapped */
   int *free_list; /* a stack, so that a warm buffer is used next */
 } pcc_pool;
 
@@ -103,7 +136,7 @@ typedef struct pcc_sink {
   uint32_t alignment;    /* of offset, length and address of pwrite */
 } pcc_sink;
 
-typedef enum pcc_operation { PCC_WRITE, PCC_SYNC } pcc_operation;
+typedef enum pcc_operation { PCC_WRITE, PCC_SYNC, PCC_FILL } pcc_operation;
 
 typedef struct pcc_failure { /* the first in time */
   int error;                 /* 0: none */
@@ -120,24 +153,40 @@ typedef enum pcc_prologue { PCC_PROLOGUE_DONE, PCC_PROLOGUE_PENDING, PCC_PROLOGU
 typedef enum pcc_event { PCC_CAPTURED, PCC_ENDED } pcc_event;
 typedef struct pcc_pipeline pcc_pipeline;
 
+/* Whether a filler brings some of a chunk's bytes, and how far it is. LOST: it has the buffer for ever, or until it is
+ * reclaimed. */
+typedef enum pcc_fill { PCC_NO_FILL, PCC_TO_FILL, PCC_FILLING, PCC_FILLED, PCC_LOST } pcc_fill;
+
+typedef struct pcc_state { /* of one chunk of a job */
+  int next;      /* in the queue that it is in, -1 = last */
+  int buffer;    /* of the pool while it holds one, else -1 */
+  pcc_fill fill;
+  bool captured; /* or given up: needs the caller's memory no more */
+} pcc_state;
+
+typedef struct pcc_queue { /* of chunks of one job */
+  int head, tail;
+} pcc_queue;
+
 typedef struct pcc_job {
   struct pcc_job *next; /* in order of submission, until ended */
   int refs;             /* one of the pipeline until ended, one of the caller */
-  pcc_piece *pieces;
-  pcc_chunk *chunks;
-  size_t *first; /* per chunk: the first piece that ends behind its start */
-  size_t piece_count, chunk_count;
+  pcc_layout *layout;
+  const uint8_t **addresses; /* per place of the layout; NULL: the filler's */
   uint8_t *digests;
+  pcc_state *chunks;
   pcc_sink sink;
   uint8_t *prologue; /* one aligned page */
   pcc_prologue prologue_state;
-  size_t next_chunk;    /* the first chunk that no copier has taken */
-  size_t captures_left; /* chunks that still need the caller's memory */
-  size_t writes_left;   /* chunks not yet written or given up */
-  int *next_ready;      /* per chunk: the next captured chunk that waits for a writer, -1 = last */
-  int *buffer_of;       /* per chunk: its pool buffer while captured and not yet written */
-  int ready_head, ready_tail;
-  int writing; /* chunks that writers are just at */
+  size_t next_chunk;     /* the first chunk that nobody has taken */
+  size_t fills_left;     /* chunks that no filler has taken */
+  size_t captures_left;  /* chunks that still need the caller's memory */
+  size_t captured_first; /* so many from the first on need it no more */
+  size_t writes_left;    /* chunks not yet written or given up */
+  pcc_queue filled;      /* by a filler: wait for a copier that completes them */
+  pcc_queue ready;       /* captured: wait for a writer */
+  int writing;           /* chunks that writers are just at */
+  int prefix_waiters;    /* threads that wait for captured_first */
   bool captured, ending, ended;
   pcc_failure failure;
   int64_t submitted_at, captured_at, ended_at, starved_since, starved_ns;
@@ -146,7 +195,7 @@ typedef struct pcc_job {
 
 struct pcc_pipeline {
   pthread_mutex_t mutex;
-  pthread_cond_t copiers_wake, writers_wake, changed;
+  pthread_cond_t copiers_wake, fillers_wake, writers_wake, changed;
   pcc_pipeline *next; /* in the list that the fork handlers walk */
   int refs; /* one of the owner, one per job not yet released */
   unsigned generation; /* of its process: a forked child must not touch any of this */
@@ -164,10 +213,12 @@ struct pcc_pipeline {
 int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int copiers, int writers,
                       int writers_per_job, int retries);
 bool pcc_pipeline_foreign(const pcc_pipeline *); /* whether this process is a forked child of the owner */
-/* Start a job. EINVAL: the tables contradict each other; ESHUTDOWN: closed. Tables are copied, `fd` is duplicated. */
-int pcc_submit(pcc_pipeline *, const pcc_piece *pieces, size_t piece_count, const pcc_chunk *chunks,
-               size_t chunk_count, const pcc_sink *sink, const uint8_t *prologue, pcc_job **out);
+/* Start a job with an address for each place that the layout was given. NULL is legal where `fills`: then somebody
+ * takes and fills those chunks. EINVAL: layout, buffers and sink do not fit; ESHUTDOWN: closed. `fd` is duplicated. */
+int pcc_submit(pcc_pipeline *, pcc_layout *, const uint64_t *addresses, bool fills, const pcc_sink *sink,
+               const uint8_t *prologue, pcc_job **out);
 bool pcc_job_wait(pcc_pipeline *, const pcc_job *, pcc_event, int64_t until);
+bool pcc_job_wait_first(pcc_pipeline *, pcc_job *, size_t chunks, int64_t until); /* for captures of the first ones */
 void pcc_job_cancel(pcc_pipeline *, pcc_job *);
 pcc_failure pcc_job_failure(pcc_pipeline *, const pcc_job *);
 pcc_stats pcc_job_stats(pcc_pipeline *, const pcc_job *);
@@ -181,7 +232,26 @@ void pcc_pipeline_stop(pcc_pipeline *);
 void pcc_pipeline_cancel_all(pcc_pipeline *);
 void pcc_pipeline_release(pcc_pipeline *);
 
-/* Of job.c for workers.c; the mutex is held. */
+/* -- fills.c: chunks of which a device brings bytes --
+ * Captures go in order: the filler takes a chunk when its turn has come and a buffer is free, has the device copy to
+ * it, and hands it back; a copier then completes it. */
+size_t pcc_fills_left(pcc_pipeline *, const pcc_job *); /* to be taken; 0 also once the job has failed */
+/* Wait for the next chunk to fill and give it; -1: `until` has come, or nothing is left to be taken. */
+int pcc_fill_take(pcc_pipeline *, pcc_job *, int64_t until);
+uint8_t *pcc_fill_at(const pcc_pipeline *, const pcc_job *, size_t chunk);
+/* These give EINVAL for a chunk that is not out, and `done` ECANCELED once the job has failed: then drop it. */
+int pcc_fill_done(pcc_pipeline *, pcc_job *, size_t chunk);
+/* Give a chunk of a failed job back; its buffer is lost unless `reusable`: no device writes to it any more. */
+int pcc_fill_drop(pcc_pipeline *, pcc_job *, size_t chunk, bool reusable);
+int pcc_fill_reclaim(pcc_pipeline *, pcc_job *, size_t chunk); /* a lost buffer: its device has come to an end */
+void pcc_fill_fail(pcc_pipeline *, pcc_job *);
+
+/* Of job.c for workers.c and fills.c; the mutex is held. */
+void pcc_queue_put(pcc_queue *, pcc_job *, int chunk);
+int pcc_queue_take(pcc_queue *, pcc_job *); /* -1: empty */
+void pcc_captures_wake(pcc_pipeline *, bool all); /* a buffer came back, or it is somebody else's turn */
+pcc_job *pcc_next_capture(pcc_pipeline *); /* the only one that may be captured: the first with an untaken chunk */
+void pcc_job_captured(pcc_pipeline *, pcc_job *, int chunk);
 void pcc_job_fail(pcc_pipeline *, pcc_job *, pcc_operation, int error, uint64_t offset);
 void pcc_job_starve(pcc_job *, bool starves); /* the next capture does, or does not, wait for a buffer */
 void pcc_job_settle(pcc_pipeline *, pcc_job *); /* see what has become true; may drop the mutex for a while */

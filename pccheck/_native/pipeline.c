@@ -96,6 +96,7 @@ int pcc_pipeline_open(pcc_pipeline **out, int buffers, size_t buffer_bytes, int 
   atomic_init(&p->stopping, false);
   pthread_mutex_init(&p->mutex, NULL);
   pcc_condition_open(&p->copiers_wake);
+  pcc_condition_open(&p->fillers_wake);
   pcc_condition_open(&p->writers_wake);
   pcc_condition_open(&p->changed);
   list_add(p);
@@ -134,14 +135,14 @@ bool pcc_pipeline_idle(pcc_pipeline *p, int64_t until) {
 void pcc_pipeline_stop(pcc_pipeline *p) {
   pthread_mutex_lock(&p->mutex);
   bool first = !atomic_exchange(&p->stopping, true);
-  pthread_cond_broadcast(&p->copiers_wake);
+  pcc_captures_wake(p, true);
   pthread_cond_broadcast(&p->writers_wake);
   while (!first && !p->stopped) pcc_wait(&p->changed, &p->mutex, PCC_FOREVER); /* another thread is just doing it */
   pthread_mutex_unlock(&p->mutex);
   if (!first) return;
   for (int i = 0; i < p->thread_count; i++) pthread_join(p->threads[i], NULL);
   pthread_mutex_lock(&p->mutex);
-  pcc_pool_close(&p->pool);
+  if (p->pool.lost == 0) pcc_pool_close(&p->pool); /* else when they are back: see fills.c */
   p->stopped = true;
   pthread_cond_broadcast(&p->changed);
   pthread_mutex_unlock(&p->mutex);
@@ -154,6 +155,7 @@ void pcc_pipeline_release(pcc_pipeline *p) {
   if (!last) return;
   list_remove(p);
   pthread_cond_destroy(&p->copiers_wake);
+  pthread_cond_destroy(&p->fillers_wake);
   pthread_cond_destroy(&p->writers_wake);
   pthread_cond_destroy(&p->changed);
   pthread_mutex_destroy(&p->mutex);

@@ -8,62 +8,85 @@
 
 /* -- copiers --------------------------------------------------------------------------------------------------------*/
 
-/* Captures go in order of submission: the first job with an untaken chunk is the only one that may be captured. */
-static pcc_job *next_capture(pcc_pipeline *p) {
+pcc_job *pcc_next_capture(pcc_pipeline *p) {
   for (pcc_job *job = p->jobs; job; job = job->next) {
-    if (job->next_chunk < job->chunk_count) return job;
+    if (job->next_chunk < job->layout->chunk_count) return job;
   }
   return NULL;
 }
 
 static bool can_capture(pcc_pipeline *p, pcc_job *job) {
+  if (job->chunks[job->next_chunk].fill == PCC_TO_FILL) return false; /* until its filler has taken it */
   if (job->sink.mapping) return job->prologue_state == PCC_PROLOGUE_DONE; /* there, capturing is writing */
   if (p->pool.free_count > 0) return true;
   pcc_job_starve(job, true);
   return false;
 }
 
-static void append_ready(pcc_job *job, int chunk, int buffer) {
-  job->buffer_of[chunk] = buffer;
-  job->next_ready[chunk] = -1;
-  if (job->ready_head < 0) {
-    job->ready_head = chunk;
-  } else {
-    job->next_ready[job->ready_tail] = chunk;
-  }
-  job->ready_tail = chunk;
+/* Whether the next chunk needs a buffer though devices keep all of them for ever: waiting would be in vain. */
+static bool is_hopeless(const pcc_pipeline *p, const pcc_job *job) {
+  bool in_place = job->sink.mapping && job->chunks[job->next_chunk].fill == PCC_NO_FILL;
+  return p->pool.lost == p->pool.count && !in_place;
 }
 
-static void capture(pcc_pipeline *p, pcc_job *job) {
-  size_t c = job->next_chunk++;
-  const pcc_chunk *chunk = &job->chunks[c];
-  bool mapped = job->sink.mapping != NULL;
-  int buffer = mapped ? -1 : pcc_pool_take(&p->pool);
-  uint8_t *destination = mapped ? job->sink.mapping + chunk->file_offset : pcc_pool_at(&p->pool, buffer);
-  pcc_job_starve(job, false);
-  pthread_mutex_unlock(&p->mutex);
-  pcc_gather(job->pieces, job->piece_count, job->first[c], chunk, destination, job->digests + c * PCC_DIGEST);
-  pthread_mutex_lock(&p->mutex);
-  job->captures_left--;
-  if (!mapped && !job->failure.error) {
-    append_ready(job, (int)c, buffer);
+static uint8_t *in_mapping(const pcc_job *job, size_t c) {
+  return job->sink.mapping ? job->sink.mapping + job->layout->chunks[c].file_offset : NULL;
+}
+
+/* A chunk is there, in its buffer or else in the mapping: hand it on, or give it up where its job has failed. */
+static void hand_on(pcc_pipeline *p, pcc_job *job, int c) {
+  pcc_job_captured(p, job, c);
+  if (!job->sink.mapping && !job->failure.error) {
+    pcc_queue_put(&job->ready, job, c);
     pthread_cond_signal(&p->writers_wake);
   } else {
     job->writes_left--;
-    if (!mapped) {
-      pcc_pool_give(&p->pool, buffer);
-      pthread_cond_signal(&p->copiers_wake);
+    if (job->chunks[c].buffer >= 0) {
+      pcc_pool_give(&p->pool, job->chunks[c].buffer);
+      job->chunks[c].buffer = -1;
+      pcc_captures_wake(p, false);
     }
   }
   pcc_job_settle(p, job);
+}
+
+static void capture(pcc_pipeline *p, pcc_job *job) {
+  int c = (int)job->next_chunk++;
+  uint8_t *destination = in_mapping(job, c);
+  if (!destination) {
+    job->chunks[c].buffer = pcc_pool_take(&p->pool);
+    destination = pcc_pool_at(&p->pool, job->chunks[c].buffer);
+  }
+  pcc_job_starve(job, false);
+  pthread_cond_broadcast(&p->fillers_wake); /* the next one may be theirs */
+  pthread_mutex_unlock(&p->mutex);
+  pcc_gather(job->layout, job->addresses, c, destination, job->digests + c * PCC_DIGEST);
+  pthread_mutex_lock(&p->mutex);
+  hand_on(p, job, c);
+}
+
+/* Bring together what a filler brought and what lies in host memory. */
+static void complete(pcc_pipeline *p, pcc_job *job) {
+  int c = pcc_queue_take(&job->filled, job);
+  uint8_t *buffer = pcc_pool_at(&p->pool, job->chunks[c].buffer);
+  pthread_mutex_unlock(&p->mutex);
+  pcc_complete(job->layout, job->addresses, c, buffer, in_mapping(job, c), job->digests + c * PCC_DIGEST);
+  pthread_mutex_lock(&p->mutex);
+  hand_on(p, job, c);
 }
 
 void *pcc_copier(void *raw) {
   pcc_pipeline *p = raw;
   pthread_mutex_lock(&p->mutex);
   for (;;) {
-    pcc_job *job = next_capture(p);
-    if (job && can_capture(p, job)) {
+    pcc_job *filled = p->jobs, *job = pcc_next_capture(p);
+    while (filled && filled->filled.head < 0) filled = filled->next;
+    if (filled) { /* first: its buffer is in use already */
+      complete(p, filled);
+    } else if (job && is_hopeless(p, job)) {
+      pcc_job_fail(p, job, PCC_FILL, ENOBUFS, PCC_NOWHERE);
+      pcc_job_settle(p, job);
+    } else if (job && can_capture(p, job)) {
       capture(p, job);
     } else if (!job && atomic_load(&p->stopping)) {
       break;
@@ -138,32 +161,32 @@ static void write_prologue(pcc_pipeline *p, pcc_job *job) {
   job->prologue_state = PCC_PROLOGUE_DONE;
   job->retries += a.tried;
   if (error) pcc_job_fail(p, job, operation, error, operation == PCC_SYNC ? PCC_NOWHERE : a.at);
-  pthread_cond_broadcast(&p->copiers_wake);
+  pcc_captures_wake(p, true);
   pthread_cond_broadcast(&p->writers_wake);
   pcc_job_settle(p, job);
 }
 
 static void write_chunk(pcc_pipeline *p, pcc_job *job) {
   attempt a = {.pipeline = p, .job = job, .sink = job->sink};
-  int c = job->ready_head, buffer = job->buffer_of[c];
-  job->ready_head = job->next_ready[c];
+  int c = pcc_queue_take(&job->ready, job), buffer = job->chunks[c].buffer;
   job->writing++;
-  const pcc_chunk *chunk = &job->chunks[c];
+  const pcc_chunk *chunk = &job->layout->chunks[c];
   pthread_mutex_unlock(&p->mutex);
   int error = write_all(&a, pcc_pool_at(&p->pool, buffer), chunk->stored, chunk->file_offset);
   pthread_mutex_lock(&p->mutex);
   job->retries += a.tried;
   job->writes_left--;
   job->writing--;
-  if (job->ready_head >= 0) pthread_cond_signal(&p->writers_wake); /* this writer may turn to an older job */
+  if (job->ready.head >= 0) pthread_cond_signal(&p->writers_wake); /* this writer may turn to an older job */
   if (error) pcc_job_fail(p, job, PCC_WRITE, error, a.at);
   pcc_pool_give(&p->pool, buffer);
-  pthread_cond_signal(&p->copiers_wake);
+  job->chunks[c].buffer = -1;
+  pcc_captures_wake(p, false);
   pcc_job_settle(p, job);
 }
 
 static bool can_write(const pcc_pipeline *p, const pcc_job *job) {
-  return job->prologue_state == PCC_PROLOGUE_DONE && job->ready_head >= 0 && job->writing < p->writers_per_job;
+  return job->prologue_state == PCC_PROLOGUE_DONE && job->ready.head >= 0 && job->writing < p->writers_per_job;
 }
 
 void *pcc_writer(void *raw) {

@@ -6,6 +6,7 @@ import os
 
 from pccheck.errors import UsageError
 from pccheck.options import PipelineName
+from pccheck.pipeline.fills import FILL_TIMEOUT_S
 from pccheck.pipeline.interface import Pipeline
 from pccheck.pipeline.portable import PortablePipeline
 
@@ -24,7 +25,13 @@ def native_missing() -> str | None:
 
 
 def make_pipeline(
-    name: PipelineName, buffer_bytes: int, chunk_bytes: int, writers: int, writers_per_job: int | None = None
+    name: PipelineName,
+    buffer_bytes: int,
+    chunk_bytes: int,
+    writers: int,
+    writers_per_job: int | None = None,
+    *,
+    fill_timeout_s: float = FILL_TIMEOUT_S,
 ) -> Pipeline:
     """Make the pipeline called `name`; "auto" = native where the extension was built.
 
@@ -34,6 +41,7 @@ def make_pipeline(
         chunk_bytes: largest chunk, a multiple of 4096.
         writers: threads that write, 1..64.
         writers_per_job: of these, how many may be at one checkpoint at once; None = all of them.
+        fill_timeout_s: longest that a device may take to copy one chunk.
 
     Raises UsageError where "native" is asked for and was not built.
     """
@@ -43,7 +51,9 @@ def make_pipeline(
             f"pipeline='native' cannot be had: {missing}; install pccheck where a C compiler is, or use 'auto'"
         )
     if name == "portable" or missing is not None:
-        return PortablePipeline(buffer_bytes, chunk_bytes, writers=writers, writers_per_job=writers_per_job)
+        return PortablePipeline(
+            buffer_bytes, chunk_bytes, writers=writers, writers_per_job=writers_per_job, fill_timeout_s=fill_timeout_s
+        )
     from pccheck.pipeline.native import NativePipeline
 
     copiers = 2 if (os.cpu_count() or 1) >= MANY_CORES else 1
@@ -54,4 +64,5 @@ def make_pipeline(
         writers_per_job=writers_per_job,
         copiers=copiers,
         retries=RETRIES,
+        fill_timeout_s=fill_timeout_s,
     )

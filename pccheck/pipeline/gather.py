@@ -1,12 +1,24 @@
-"""Bytes of one chunk, gathered from the pieces of a layout (floor 2: imports plan)."""
+"""Bytes gathered from pieces of memory: one chunk of a layout, or many pieces at once (floor 2: imports below)."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 
+import numpy as np
+
 from pccheck.state.plan import Chunk, Layout
+from pccheck.storage.digest import xxh3_128
+
+try:
+    from pccheck._native import copy_pieces as _native_copy
+    from pccheck._native import digest_pieces as _native_digest
+except ImportError:  # not built: also where `_native` is but a checkout's folder of C files
+    NATIVE = False
+else:
+    NATIVE = True
 
 # Below this size a copy keeps the interpreter's lock: letting go of it and waiting for a busy main thread to give it
 # back (5 ms each) costs more than the copy, for thousands of small arrays all of the difference.
@@ -14,7 +26,7 @@ LOCKED_COPY_BYTES = 32 << 10
 
 
 def gather(layout: Layout, addresses: Sequence[int], chunk: Chunk, target: memoryview, target_address: int) -> None:
-    """Copy a chunk's pieces to `target`, with zeros in gaps and padding.
+    """Copy a chunk's pieces to `target`, with zeros in gaps and padding; those with the address 0 are there already.
 
     Args:
         layout: where the pieces lie in the byte space.
@@ -31,11 +43,25 @@ def gather(layout: Layout, addresses: Sequence[int], chunk: Chunk, target: memor
         first, last = max(piece.offset, chunk.start), min(piece.offset + piece.length, end)
         if first < last:
             _zero(target, target_address, at - chunk.start, first - at)
-            source = int(addresses[index]) + first - piece.offset  # the planner hands an array of numbers
-            _copy(target, target_address, first - chunk.start, source, last - first)
+            if addresses[index]:
+                _copy(
+                    target, target_address, first - chunk.start, addresses[index] + first - piece.offset, last - first
+                )
             at = last
         index += 1
     _zero(target, target_address, at - chunk.start, chunk.start + chunk.stored_bytes - at)
+
+
+def has_gaps(layout: Layout, addresses: Sequence[int], chunk: Chunk) -> bool:
+    """Tell whether the chunk has pieces with the address 0, which `gather` leaves to somebody else."""
+    pieces, end = layout.pieces, chunk.start + chunk.data_bytes
+    index = max(bisect_right(pieces, chunk.start, key=lambda piece: piece.offset) - 1, 0)
+    while index < len(pieces) and pieces[index].offset < end:
+        piece = pieces[index]
+        if piece.length and not addresses[index] and piece.offset + piece.length > chunk.start:
+            return True
+        index += 1
+    return False
 
 
 def _copy(target: memoryview, target_address: int, place: int, source: int, length: int) -> None:
@@ -50,3 +76,52 @@ def _zero(target: memoryview, target_address: int, place: int, length: int) -> N
         target[place : place + length] = bytes(length)
     else:
         ctypes.memset(target_address + place, 0, length)
+
+
+# -- many pieces in one call -------------------------------------------------------------------------------------------
+
+SHORT_BYTES = 256  # shorter pieces are digested with zeros up to this length: only XXH3's long path is native
+MOST_THREADS = 4  # memory is not copied faster by more
+
+
+def copy_pieces(addresses: Sequence[int], lengths: Sequence[int], targets: Sequence[int]) -> None:
+    """Copy disjoint pieces of memory, natively in one call without the interpreter's lock where that was built.
+
+    Args:
+        addresses: where each piece begins; quickest as an array of 64-bit numbers, as the two others.
+        lengths: its bytes; 0 is legal, then nothing is touched.
+        targets: where it is copied to.
+
+    Raises ValueError where their numbers differ, or a piece with bytes has the address 0.
+    """
+    if NATIVE:
+        _native_copy(addresses, lengths, targets, min(os.cpu_count() or 1, MOST_THREADS))
+        return
+    for source, length, target in _pieces(addresses, lengths, targets):
+        ctypes.memmove(target, source, length)
+
+
+def digest_pieces(addresses: Sequence[int], lengths: Sequence[int]) -> bytes:
+    """Give XXH3-128 of each piece of memory, 16 bytes each, natively where that was built.
+
+    Pieces of less than 256 bytes are digested as if zeros followed up to there: it tells whether a piece was changed,
+    not of what length it is. Raises ValueError where the numbers differ, or a piece with bytes has the address 0.
+    """
+    if NATIVE:
+        return _native_digest(addresses, lengths)
+    return b"".join(_digest(source, length) for source, length, _ in _pieces(addresses, lengths, addresses))
+
+
+def _digest(source: int, length: int) -> bytes:
+    if length < SHORT_BYTES:
+        return xxh3_128(ctypes.string_at(source, length).ljust(SHORT_BYTES, b"\0") if length else bytes(SHORT_BYTES))
+    return xxh3_128(memoryview((ctypes.c_uint8 * length).from_address(source)))
+
+
+def _pieces(*columns: Sequence[int]) -> list[tuple[int, int, int]]:
+    if len({len(column) for column in columns}) != 1:
+        raise ValueError("addresses, lengths and targets must be of the same number")
+    pieces = list(zip(*(np.asarray(column, np.uint64).tolist() for column in columns), strict=True))
+    if any(length and not (source and target) for source, length, target in pieces):
+        raise ValueError("a piece with bytes has the address 0")
+    return pieces

@@ -30,11 +30,14 @@ class Job(Protocol):
     def wait_captured(self, timeout_s: float | None = None, *, chunks: int | None = None) -> bool:
         """Wait until no byte of the caller's memory is needed any more (also after a failure); False = time is up.
 
-        With `chunks`, only until that holds for the first so many chunks.
+        With `chunks`, only until that holds for the first so many chunks; 0 = none, more than there are = all.
         """
 
     def wait_written(self, timeout_s: float | None = None) -> bool:
-        """Wait until every chunk was written (not synced); False = time is up; raises the first MediumError."""
+        """Wait until every chunk was written (not synced); False = time is up; raises the first error.
+
+        That is a MediumError, or what a filler, or one of its tickets, raised.
+        """
 
     def digests(self) -> bytes:
         """Give XXH3-128 of each chunk's stored bytes in order, 16 bytes each, canonical (big-endian) form.
@@ -50,20 +53,33 @@ class Job(Protocol):
 
 
 class Filler(Protocol):
-    """Fills what of a checkpoint lies on devices. Called by one thread at a time, chunk after chunk in order."""
+    """Fills what of a checkpoint lies on devices. Called by one thread at a time, chunk after chunk in order.
+
+    A pipeline queues the copies of several chunks before it waits for the tickets, in the same order.
+    """
 
     def has(self, chunk: int) -> bool:
         """Tell whether anything of this chunk lies on a device."""
 
     def fill(self, chunk: int, address: int, nbytes: int) -> Ticket:
-        """Queue copies of what lies on devices of a chunk into its buffer; the rest of it is not touched."""
+        """Queue copies of what lies on devices of a chunk into its buffer; the rest of it is not touched.
+
+        Where it raises, no copy into the buffer is under way any more: it is used for something else at once.
+        """
 
     def end(self) -> None:
-        """Nothing will be filled any more, be it that all was or that the job failed; called exactly once."""
+        """Nothing will be filled any more, be it that all was or that the job failed; called exactly once.
+
+        Also where `submit` raises: whoever calls that has handed the filler over.
+        """
 
 
 class Pipeline(Protocol):
-    """Threads and a buffer pool shared by all jobs; jobs are captured in order and the oldest is written first."""
+    """Threads and a buffer pool shared by all jobs; jobs are captured in order and the oldest is written first.
+
+    A device that does not end its copies in time fails the job; their buffers stay out of the pool until it has ended
+    them, since it may write to them, and the pool stays mapped.
+    """
 
     name: str  # "native" or "portable"
 
@@ -89,11 +105,14 @@ class Pipeline(Protocol):
         """
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Let running jobs end, then stop the threads and free the pool; raises DeadlineError after `timeout_s`."""
+        """Let running jobs end, then stop the threads and free the pool.
+
+        Raises DeadlineError after `timeout_s`, also where a device has not ended its copies to the pool.
+        """
 
     @property
     def memory(self) -> tuple[int, int]:
-        """Address and bytes of the buffer pool: what devices copy to."""
+        """Address and bytes of the buffer pool, what devices copy to; the same from the first to `close`."""
 
     @property
     def free_buffers(self) -> int:

@@ -52,6 +52,9 @@ class PortableJob:
         self.prologue_written = prologue is None
         self.left = len(layout.chunks) + (prologue is not None)  # writes not yet acknowledged
         self.busy = 0  # writes that run now
+        self.captured_first = 0  # so many chunks from the first on need the caller's memory no more
+        self.take_turn: Callable[[], None] | None = None  # captures it, where devices bring some of its bytes
+        self.out_of_order: set[int] = set()  # captured behind those
         self.digest_bytes = bytearray(DIGEST_BYTES * len(layout.chunks))
         self._pid = os.getpid()
         self._changed = changed
@@ -67,11 +70,16 @@ class PortableJob:
         )  # fmt: skip
         return f"<PortableJob on {self.medium.path}: {state}, {self.left} writes left, {self.busy} running>"
 
-    def wait_captured(self, timeout_s: float | None = None) -> bool:
-        """Wait until no byte of the caller's memory is needed any more; False = time is up."""
+    def wait_captured(self, timeout_s: float | None = None, *, chunks: int | None = None) -> bool:
+        """Wait until no byte of the caller's memory is needed any more (of the first chunks); False = time is up."""
         self._check_owner()
+        wanted = len(self.layout.chunks) + 1 if chunks is None else min(chunks, len(self.layout.chunks))
+        if wanted < 0:
+            raise ValueError(f"chunks must be 0 or more, not {chunks}")
         with self._changed:
-            return self._changed.wait_for(lambda: self.captured_at is not None, timeout_s)
+            return self._changed.wait_for(
+                lambda: self.captured_at is not None or self.captured_first >= wanted, timeout_s
+            )
 
     def wait_written(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended; False = time is up; raises its first error."""

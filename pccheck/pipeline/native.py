@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+import weakref
 from collections.abc import Sequence
 from typing import final
 
@@ -10,7 +12,8 @@ from pccheck import _native
 from pccheck._native import Pipeline as NativeThreads  # also where `_native` is but a checkout's folder of C files
 from pccheck.errors import DeadlineError, MediumError, OptionError, UsageError
 from pccheck.format import PAGE, padded
-from pccheck.pipeline.interface import Job, JobStats
+from pccheck.pipeline.fills import FILL_TIMEOUT_S, NO_BUFFERS, FillThread, Order
+from pccheck.pipeline.interface import Filler, Job, JobStats
 from pccheck.state.plan import Layout
 from pccheck.storage.medium import Medium
 
@@ -22,8 +25,15 @@ MAX_RETRIES = 100
 class NativeJob:
     """A job of the native pipeline; made by `NativePipeline.submit`. Thread-safe."""
 
-    def __init__(self, job: _native.Job, path: str) -> None:
-        self._job, self._path = job, path
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._error: BaseException | None = None  # of a filler
+        self._job: _native.Job  # as soon as it runs
+
+    def begin(self, job: _native.Job) -> NativeJob:
+        """Take what the native code gave."""
+        self._job = job
+        return self
 
     def __repr__(self) -> str:
         if self._job.wait_ended(0):
@@ -32,17 +42,19 @@ class NativeJob:
         state = "captured, waits for storage" if self._job.wait_captured(0) else "being captured"
         return f"<NativeJob on {self._path}: {state}>"
 
-    def wait_captured(self, timeout_s: float | None = None) -> bool:
+    def wait_captured(self, timeout_s: float | None = None, *, chunks: int | None = None) -> bool:
         """Wait until no byte of the caller's memory is needed any more (also after a failure); False = time is up."""
-        return self._job.wait_captured(timeout_s)
+        return self._job.wait_captured(timeout_s) if chunks is None else self._job.wait_captured(timeout_s, chunks)
 
     def wait_written(self, timeout_s: float | None = None) -> bool:
-        """Wait until every chunk was written (not synced); False = time is up; raises the first MediumError."""
+        """Wait until every chunk was written (not synced); False = time is up; raises the first error."""
         if not self._job.wait_ended(timeout_s):
             return False
         failure = self._job.failure()
         if failure is not None:
             operation, code, offset = failure
+            if operation == "fill":
+                raise self._error or DeadlineError(NO_BUFFERS, 0.0)
             raise MediumError(operation, self._path, OSError(code, os.strerror(code)), offset)
         return True
 
@@ -61,6 +73,39 @@ class NativeJob:
         captured_s, written_s, pool_wait_s, retries = self._job.stats()
         return JobStats(captured_s=captured_s, written_s=written_s, pool_wait_s=pool_wait_s, retries=retries)
 
+    # -- for the thread that fills it: see pipeline/fills.py -----------------------------------------------------------
+
+    def fills_left(self) -> int:
+        """Chunks to fill that have not been taken."""
+        return self._job.fills_left()
+
+    def failed(self) -> bool:
+        """Tell whether the job has failed."""
+        return self._job.failure() is not None
+
+    def take_fill(self, timeout_s: float) -> tuple[int, int, int] | None:
+        """Wait, without the interpreter's lock, for the next chunk to fill: index, address, bytes of its buffer."""
+        return self._job.take_fill(timeout_s)
+
+    def fill_done(self, chunk: int) -> None:
+        """Hand a chunk to the copiers, which bring in what lies in host memory, and digest it."""
+        if not self._job.fill_done(chunk):
+            self.drop_fill(chunk, reusable=True)
+
+    def drop_fill(self, chunk: int, *, reusable: bool) -> None:
+        """Give a chunk up, and its buffer back if it is reusable."""
+        self._job.drop_fill(chunk, reusable)
+
+    def reclaim(self, chunk: int) -> None:
+        """Give a buffer back that was not reusable."""
+        self._job.reclaim(chunk)
+
+    def fail_fill(self, error: BaseException) -> None:
+        """Fail the job with an error of its filler."""
+        if self._error is None:
+            self._error = error  # first: whoever sees the failure finds it
+        self._job.fail_fill()
+
 
 @final
 class NativePipeline:
@@ -76,6 +121,7 @@ class NativePipeline:
         writers_per_job: of these, how many may be at one job at once; None = all of them.
         copiers: threads that capture, 1..64; one copies and digests at the speed of memory.
         retries: how often in a row a write that fails with EINTR, EIO, ESTALE or EAGAIN is tried again, 0..100.
+        fill_timeout_s: longest that a device may take to copy one chunk.
 
     Raises:
         OptionError: an argument is out of its range.
@@ -93,6 +139,7 @@ class NativePipeline:
         writers_per_job: int | None = None,
         copiers: int = 1,
         retries: int = 5,
+        fill_timeout_s: float = FILL_TIMEOUT_S,
     ) -> None:
         if chunk_bytes < PAGE or chunk_bytes % PAGE:
             raise OptionError("chunk_bytes", chunk_bytes, "a multiple of 4096, at least 4096")
@@ -106,6 +153,7 @@ class NativePipeline:
             if not low <= value <= high:
                 raise OptionError(field, value, f"a whole number from {low} to {high}")
         self.chunk_bytes = chunk_bytes
+        self._fill_timeout_s = fill_timeout_s
         buffers = max(2, buffer_bytes // padded(chunk_bytes))
         try:
             self._threads = NativeThreads(buffers, chunk_bytes, copiers, writers, per_job, retries)
@@ -113,6 +161,11 @@ class NativePipeline:
             raise MemoryError(
                 f"no memory for a pool of {buffers} buffers of {chunk_bytes:,} bytes; lower buffer_bytes"
             ) from None
+        self._memory = self._threads.memory
+        self._last: tuple[Layout | None, _native.Layout | None] = (None, None)  # saves of one structure share it
+        self._fills = FillThread()
+        self._dropped = weakref.finalize(self, _stop, self._fills, os.getpid())
+        self._dropped.atexit = False
 
     def __repr__(self) -> str:
         return f"<NativePipeline ({_native.isa()}) {self.free_buffers} of {self.buffers} buffers free>"
@@ -127,8 +180,20 @@ class NativePipeline:
         """Buffers of the pool in all."""
         return self._threads.buffers
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of the buffer pool: what devices copy to."""
+        return self._memory
+
     def submit(
-        self, layout: Layout, addresses: Sequence[int], keep: object, medium: Medium, *, prologue: bytes | None = None
+        self,
+        layout: Layout,
+        addresses: Sequence[int],
+        keep: object,
+        medium: Medium,
+        *,
+        prologue: bytes | None = None,
+        filler: Filler | None = None,
     ) -> Job:
         """Start one job and return at once; see the Pipeline protocol.
 
@@ -137,10 +202,28 @@ class NativePipeline:
 
         Raises:
             UsageError: addresses do not fit the layout, or its chunks the buffers, or the prologue is no page, or the
-                medium has neither a descriptor nor a mapping.
+                medium has neither a descriptor nor a mapping, or a piece with bytes has the address 0, and there is no
+                filler.
             ClosedError: the pipeline was closed.
             ForkedError: the pipeline belongs to the parent of this process.
         """
+        if filler is None:
+            return self._submit(layout, addresses, keep, medium, prologue, None)
+        return self._fills.submit(
+            filler,
+            self._fill_timeout_s,
+            lambda order: self._submit(layout, addresses, keep, medium, prologue, order),
+        )
+
+    def _submit(
+        self,
+        layout: Layout,
+        addresses: Sequence[int],
+        keep: object,
+        medium: Medium,
+        prologue: bytes | None,
+        order: Order | None,
+    ) -> NativeJob:
         if layout.chunk_bytes > self.chunk_bytes:
             raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {self.chunk_bytes} bytes")
         if len(addresses) != len(layout.pieces):
@@ -154,18 +237,38 @@ class NativePipeline:
             last = layout.chunks[-1]
             if last.file_offset + last.stored_bytes > mapping.nbytes:
                 raise UsageError(f"{medium.path} is shorter than the checkpoint; allocate it first")
-        pieces, chunks = layout.tables
-        fd = -1 if fileno is None else fileno
+        known, tables = self._last
+        if known is not layout or tables is None:
+            tables = _native.Layout(*layout.tables)
+            self._last = layout, tables
+        job, fd = NativeJob(medium.path), -1 if fileno is None else fileno
+        started = None if order is None else lambda native: self._fills.put(order, job.begin(native))
         try:
-            job = self._threads.submit(pieces, chunks, addresses, keep, fd, mapping, medium.alignment, prologue)
+            native = self._threads.submit(tables, addresses, keep, fd, mapping, medium.alignment, prologue, started)
         except OSError as error:  # no descriptor is left for a duplicate
             raise MediumError("write", medium.path, error) from error
-        return NativeJob(job, medium.path)
+        except UsageError:  # closed, or forked
+            raise
+        except ValueError as error:
+            raise UsageError(f"{error}: a piece with bytes has the address 0, and there is no filler") from error
+        return job.begin(native)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Let running jobs end, then stop the threads and free the pool.
 
         Raises DeadlineError after `timeout_s` seconds; new jobs are refused by then, and close may be called again.
         """
-        if not self._threads.close(timeout_s):
+        end = time.monotonic() + timeout_s
+        if not self._threads.drain(timeout_s):
             raise DeadlineError(f"{self!r} to write its running checkpoints", timeout_s)
+        self._fills.stop()
+        if not self._fills.join(end - time.monotonic()):  # before the pool is unmapped that it gives to devices
+            raise DeadlineError(f"a device to end its copies of {self._fills.late} chunks", timeout_s)
+        if not self._threads.close(max(0.0, end - time.monotonic())):
+            raise DeadlineError(f"{self!r} to stop", timeout_s)
+        self._dropped.detach()
+
+
+def _stop(fills: FillThread, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has not got the thread
+        fills.stop()

@@ -17,9 +17,11 @@ import numpy as np
 
 from pccheck.errors import ClosedError, DeadlineError, MediumError, OptionError, UsageError
 from pccheck.format import PAGE
+from pccheck.pipeline.fills import FILL_TIMEOUT_S, FillThread, Order
 from pccheck.pipeline.gather import gather
-from pccheck.pipeline.interface import Job
+from pccheck.pipeline.interface import Filler, Job
 from pccheck.pipeline.job import PROLOGUE, PortableJob
+from pccheck.pipeline.portable_fills import PortableFilling
 from pccheck.pipeline.schedule import Schedule
 from pccheck.state.plan import Layout
 from pccheck.storage import forks
@@ -45,6 +47,7 @@ class PortablePipeline:
         writers: threads that digest and write, 1..64.
         writers_per_job: of these, how many may be at one job at once; None = all of them.
         retries: how often a write that fails with EIO, ESTALE or EAGAIN is tried again, 0..100.
+        fill_timeout_s: longest that a device may take to copy one chunk.
     """
 
     name = "portable"
@@ -57,6 +60,7 @@ class PortablePipeline:
         writers: int = 2,
         writers_per_job: int | None = None,
         retries: int = 3,
+        fill_timeout_s: float = FILL_TIMEOUT_S,
     ) -> None:
         if chunk_bytes < PAGE or chunk_bytes % PAGE:
             raise OptionError("chunk_bytes", chunk_bytes, "a multiple of 4096, at least 4096")
@@ -71,8 +75,9 @@ class PortablePipeline:
             raise OptionError("retries", retries, "a whole number from 0 to 100")
         self._pid = os.getpid()
         self._core = Schedule(BufferPool(buffer_bytes // chunk_bytes, chunk_bytes), retries, per_job)
+        self._fills, self._fill_timeout_s = FillThread(), fill_timeout_s
         # Threads know the core only, so that a dropped pipeline is seen to be dropped.
-        self._dropped = weakref.finalize(self, self._core.stop)
+        self._dropped = weakref.finalize(self, _stop, self._core, self._fills)
         self._dropped.atexit = False
         work = [("pccheck-capture", _capture_jobs), *((f"pccheck-writer-{i}", _write_chunks) for i in range(writers))]
         self._threads = [threading.Thread(target=f, args=(self._core,), name=n, daemon=True) for n, f in work]
@@ -94,15 +99,45 @@ class PortablePipeline:
         """Buffers of the pool in all."""
         return self._core.pool.buffers
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Address and bytes of the buffer pool: what devices copy to."""
+        return self._core.pool.memory
+
     def submit(
-        self, layout: Layout, addresses: Sequence[int], keep: object, medium: Medium, *, prologue: bytes | None = None
+        self,
+        layout: Layout,
+        addresses: Sequence[int],
+        keep: object,
+        medium: Medium,
+        *,
+        prologue: bytes | None = None,
+        filler: Filler | None = None,
     ) -> Job:
         """Start one job and return at once; see the Pipeline protocol.
 
         Raises:
-            UsageError: addresses do not fit the layout, or its chunks the buffers, or the prologue is no page.
+            UsageError: addresses do not fit the layout, or its chunks the buffers, or the prologue is no page, or a
+                piece with bytes has the address 0, and there is no filler.
             ClosedError: the pipeline was closed.
         """
+        if filler is None:
+            return self._submit(layout, addresses, keep, medium, prologue, None)
+        return self._fills.submit(
+            filler,
+            self._fill_timeout_s,
+            lambda order: self._submit(layout, addresses, keep, medium, prologue, order),
+        )
+
+    def _submit(
+        self,
+        layout: Layout,
+        addresses: Sequence[int],
+        keep: object,
+        medium: Medium,
+        prologue: bytes | None,
+        order: Order | None,
+    ) -> PortableJob:
         forks.check_owner(self._pid, "a pipeline")
         core = self._core
         if len(addresses) != len(layout.pieces):
@@ -111,14 +146,19 @@ class PortablePipeline:
             raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {core.pool.buffer_bytes} bytes")
         if prologue is not None and len(prologue) != PAGE:
             raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
-        job = PortableJob(
-            layout, np.asarray(addresses, np.uint64).tolist(), keep, medium, prologue, core.changed, core.fail
-        )
+        numbers = np.asarray(addresses, np.uint64)
+        if order is None and any(layout.pieces[i].length for i in np.flatnonzero(numbers == 0)):
+            raise UsageError("a piece with bytes has the address 0, and there is no filler to bring them")
+        job = PortableJob(layout, numbers.tolist(), keep, medium, prologue, core.changed, core.fail)
+        filling = PortableFilling(core, job) if order is not None else None
+        job.take_turn = None if filling is None else filling.take_turn
         with core.changed:
             if core.stopping:
                 raise ClosedError("the pipeline was closed before this call")
             core.running.append(job)
             core.to_capture.append(job)
+            if order is not None and filling is not None:
+                self._fills.put(order, filling)
             core.changed.notify_all()
         return job
 
@@ -134,6 +174,9 @@ class PortablePipeline:
             if not core.changed.wait_for(lambda: not core.running, timeout_s):
                 waits = "; ".join(map(repr, core.running[:4]))
                 raise DeadlineError(f"{len(core.running)} checkpoints to reach storage ({waits})", timeout_s)
+        self._fills.stop()
+        if not self._fills.join(start + timeout_s - time.monotonic()):  # before the pool that it gives to devices goes
+            raise DeadlineError(f"a device to end its copies of {self._fills.late} chunks", timeout_s)
         for thread in self._threads:
             thread.join(max(0.1, start + timeout_s - time.monotonic()))
             if thread.is_alive():
@@ -142,12 +185,19 @@ class PortablePipeline:
         core.pool.close()
 
 
+def _stop(core: Schedule, fills: FillThread) -> None:
+    core.stop()
+    fills.stop()
+
+
 def _capture_jobs(core: Schedule) -> None:
     """Capture jobs in the order in which they were submitted; the capturing thread's whole life."""
     while (job := core.next_job()) is not None:
         try:
             mapping = job.medium.mapping() if job.error is None else None
-            if mapping is None:
+            if job.take_turn is not None:
+                job.take_turn()
+            elif mapping is None:
                 _capture_to_buffers(core, job)
             else:
                 _capture_to_mapping(core, job, mapping)

@@ -11,6 +11,8 @@ import time
 from collections import deque
 from typing import final
 
+from pccheck.errors import DeadlineError
+from pccheck.pipeline.fills import NO_BUFFERS
 from pccheck.pipeline.job import PROLOGUE, PortableJob
 from pccheck.storage.buffers import Buffer, BufferPool
 from pccheck.storage.digest import DIGEST_BYTES
@@ -36,6 +38,7 @@ class Schedule:
         self.running: list[PortableJob] = []  # not yet ended, the oldest first
         self.to_capture: deque[PortableJob] = deque()
         self.stopping = False
+        self.lost = 0  # buffers that devices may still write to
         self._pid = os.getpid()
 
     def stop(self) -> None:
@@ -64,12 +67,20 @@ class Schedule:
                 self.changed.wait(IDLE_S)
             return job.error is None
 
-    def take_buffer(self, job: PortableJob) -> Buffer | None:
-        """Wait for a free buffer; None = the job has failed."""
+    def take_buffer(self, job: PortableJob, timeout_s: float | None = None) -> Buffer | None:
+        """Wait for a free buffer; None = the job has failed, or time is up."""
         start = time.monotonic()
         buffer = None
         while buffer is None and job.error is None:
-            buffer = self.pool.take(IDLE_S, lambda: job.error is not None)
+            if self.lost == self.pool.buffers:  # waiting would be in vain
+                self.fail(job, DeadlineError(NO_BUFFERS, 0.0))
+                break
+            buffer = self.pool.take(
+                IDLE_S if timeout_s is None else timeout_s,
+                lambda: job.error is not None or self.lost == self.pool.buffers,
+            )
+            if timeout_s is not None:
+                break
         with self.changed:
             job.pool_wait_s += time.monotonic() - start
         return buffer
@@ -78,6 +89,10 @@ class Schedule:
         """Hand a captured chunk to the writers; the buffer of a job that has failed meanwhile goes back."""
         with self.changed:
             if job.error is None:
+                job.out_of_order.add(index)
+                while job.captured_first in job.out_of_order:
+                    job.out_of_order.remove(job.captured_first)
+                    job.captured_first += 1
                 job.filled.append((index, buffer))
                 self.changed.notify_all()
             elif buffer is not None:
@@ -85,7 +100,7 @@ class Schedule:
 
     def captured(self, job: PortableJob) -> None:
         """Let go of the caller's memory."""
-        job.keep, job.addresses = None, ()
+        job.keep, job.addresses, job.take_turn = None, (), None
         with self.changed:
             if job.captured_at is None:
                 job.captured_at = time.monotonic()

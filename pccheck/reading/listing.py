@@ -13,7 +13,7 @@ from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 
-_LOOKS = 10
+_LOOKS = 100  # on a busy machine ten in a row were seen to come too late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +76,24 @@ class SlotFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """One look at a store; `check` is None for a single slot file."""
+    """One look at a store.
+
+    Args:
+        check: what CHECK says; None for a single slot file.
+        files: every slot and kept checkpoint.
+        moving: a writer was faster at every look, so that a checkpoint may be there that was not seen.
+    """
 
     check: CheckFacts | None
     files: tuple[SlotFile, ...]
+    moving: bool = False
 
 
 def list_store(volume: Volume) -> Listing:
     """Look at every slot and kept checkpoint of a store.
 
     A writer may be at work: while no record is sealed but one is being filled, or the word has moved, it looks again
-    (at most 10 times), since a checkpoint may have moved behind the reader's back from a slot not yet read to one
+    (at most 100 times), since a checkpoint may have moved behind the reader's back from a slot not yet read to one
     already read.
     """
     previous: tuple[SlotFile, ...] | None = None
@@ -102,9 +109,9 @@ def list_store(volume: Volume) -> Listing:
                 files = tuple(
                     sorted((*(f for f in files if f.name != lost.name), lost), key=lambda f: (f.kept, f.name))
                 )
-            break
+            return Listing(check=check, files=files)
         previous = files
-    return Listing(check=check, files=files)
+    return Listing(check=check, files=files, moving=not any(f.sealed for f in files))
 
 
 def _lost(check: CheckFacts, files: tuple[SlotFile, ...]) -> SlotFile | None:

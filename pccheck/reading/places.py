@@ -14,7 +14,8 @@ from pccheck.reading.listing import Listing, list_file, list_store
 from pccheck.storage.directory import Directory
 from pccheck.storage.medium import Medium
 
-_RANK = re.compile(r"rank-\d{5,}")
+_PREFIX = "rank-"
+_RANK = re.compile(r"rank-[0-9]{5,10}")
 
 
 @final
@@ -24,11 +25,21 @@ class Place:
     Args:
         volume: the folder; owned and closed.
         name: the one slot file to look at; None = the folder is a store.
+        rank: whose store it is under a job's folder, by its name.
     """
 
-    def __init__(self, volume: Directory, name: str | None = None) -> None:
-        self._volume, self.name = volume, name
+    def __init__(self, volume: Directory, name: str | None = None, rank: int = 0) -> None:
+        self._volume, self.name, self.rank = volume, name, rank
         self.path = volume.path if name is None else os.path.join(volume.path, name)
+
+    @classmethod
+    def of_store(cls, path: str, rank: int = 0) -> Place:
+        """Open the folder of a store; raises MediumError where that cannot be done."""
+        return cls(Directory(path, create=False, write=False), rank=rank)
+
+    def is_at(self, path: str | os.PathLike[str]) -> bool:
+        """Tell whether this path is its own, not that of a folder above."""
+        return os.path.abspath(os.fspath(path)) == self.path
 
     def look(self) -> Listing:
         """List what is there now."""
@@ -72,15 +83,24 @@ def locate(path: str | os.PathLike[str]) -> list[Place]:
     return [Place(Directory(where.parent, create=False, write=False), where.name)]
 
 
-def _locate_stores(where: Path) -> list[Place]:
+def rank_stores(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
+    """Give rank and folder of each store at or under a job's root, in order of ranks; the root itself is of rank 0.
+
+    Raises:
+        MediumError: the folder cannot be read.
+    """
+    where = Path(root)
     volume = Directory(where, create=False, write=False)
-    places = []
-    if _is_store(volume):
-        places.append(Place(volume))
-    else:
+    try:
+        found = [(0, str(where))] if _is_store(volume) else []
+    finally:
         volume.close()
-    ranks = sorted(n for n in _folders(where) if _RANK.fullmatch(n))
-    places += [Place(Directory(where / rank, create=False, write=False)) for rank in ranks]
+    ranks = sorted((int(n[len(_PREFIX) :]), n) for n in _folders(where) if _RANK.fullmatch(n))
+    return found + [(rank, str(where / name)) for rank, name in ranks]
+
+
+def _locate_stores(where: Path) -> list[Place]:
+    places = [Place.of_store(path, rank) for rank, path in rank_stores(where)]
     if not places:
         raise UsageError(f"{where} is not a pccheck store: it holds no CHECK, no slot files and no rank folders")
     return places

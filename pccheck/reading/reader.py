@@ -1,4 +1,4 @@
-"""Everything that reads a slot: record, manifest, payload, single leaves (floor 2: imports floor 1 and below).
+"""Everything that reads a slot: record, manifest, payload (floor 2: imports floor 1 and below).
 
 Nothing is allocated that the file's size does not justify, and nothing is handed out whose digest was not checked.
 Readers take no lock: they read the record, the payload, and the record again; a record that changed meanwhile is a
@@ -8,6 +8,7 @@ ReusedError, and never taken for damage.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import xxhash
 
@@ -16,7 +17,7 @@ from pccheck.errors import DamagedError, FormatError, MediumError, ReusedError
 from pccheck.format import Record, SlotState
 from pccheck.reading.chunks import allocate, read_chunks
 from pccheck.state import manifest as manifests
-from pccheck.state.manifest import ChunkEntry, LeafEntry, Manifest
+from pccheck.state.manifest import ChunkEntry, Manifest
 from pccheck.storage.medium import Medium
 
 Progress = Callable[[int], None]
@@ -127,31 +128,8 @@ def read_payload(
         MediumError: a chunk could not be read.
     """
     room = allocate(format.padded(manifest.data_bytes), medium.path)
-    _fetch(medium, manifest, manifest.chunks, room, 0, threads, fresh)
+    fetch(medium, manifest, manifest.chunks, room, 0, threads, fresh)
     return room[: manifest.data_bytes]
-
-
-def read_leaves(
-    medium: Medium, manifest: Manifest, indices: Sequence[int], *, threads: int = DEFAULT_THREADS, fresh: bool = False
-) -> list[memoryview]:
-    """Give the bytes of single leaves; reads and verifies only the chunks in which they lie.
-
-    `indices` are into `manifest.leaves`. Errors as in `read_payload`.
-    """
-    size = manifest.chunk_bytes
-    wanted = sorted({i for n in indices for i in _covering(manifest, manifest.leaves[n])})
-    rooms: dict[int, tuple[int, memoryview]] = {}  # chunk -> (first byte of its run, the run)
-    for run in _runs(wanted):
-        start, end = run[0] * size, min((run[-1] + 1) * size, manifest.data_bytes)
-        room = allocate(format.padded(end - start), medium.path)
-        _fetch(medium, manifest, manifest.chunks[run.start : run.stop], room, start, threads, fresh)
-        rooms.update(dict.fromkeys(run, (start, room)))
-    found = []
-    for n in indices:
-        leaf = manifest.leaves[n]
-        start, room = rooms[leaf.offset // size] if leaf.nbytes else (leaf.offset, memoryview(bytearray()))
-        found.append(_own(room, leaf.offset - start, leaf.nbytes, medium.path))
-    return found
 
 
 def verify(
@@ -210,54 +188,34 @@ def _read(medium: Medium, offset: int, length: int) -> memoryview:
     return room
 
 
-def _fetch(
+def fetch(
     medium: Medium,
     manifest: Manifest,
     chunks: Sequence[ChunkEntry],
     room: memoryview,
     start: int,
     threads: int,
-    fresh: bool,
+    fresh: bool = False,
 ) -> None:
+    """Fill `room`, which stands for the byte space from `start` on, with verified chunks; errors as `read_payload`."""
     if fresh:
         medium.drop_cache()
     bad = read_chunks(medium, chunks, room, start, threads)
     confirm(medium, manifest)
     if bad:
         index, errno = bad[0]
-        damage = _damage(medium.path, manifest, chunks[index], errno)
-        if errno:
-            raise MediumError("read", medium.path, OSError(errno, damage.reason), chunks[index].offset) from damage
-        raise damage
+        raise_damage(medium.path, manifest, chunks[index], errno)
+
+
+def raise_damage(path: str, manifest: Manifest, chunk: ChunkEntry, errno: int) -> NoReturn:
+    """Raise what is wrong with a chunk: MediumError where `errno` says that it cannot be read, else DamagedError."""
+    damage = _damage(path, manifest, chunk, errno)
+    if errno:
+        raise MediumError("read", path, OSError(errno, damage.reason), chunk.offset) from damage
+    raise damage
 
 
 def _damage(path: str, manifest: Manifest, chunk: ChunkEntry, errno: int) -> DamagedError:
     reason = f"a chunk cannot be read (errno {errno})" if errno else "a chunk fails its digest"
     leaves = leaves_in(manifest, chunk.start, chunk.data)
     return DamagedError(path, reason, offset=chunk.offset, length=chunk.stored, leaves=leaves)
-
-
-def _covering(manifest: Manifest, leaf: LeafEntry) -> range:
-    if not leaf.nbytes:
-        return range(0)
-    return range(leaf.offset // manifest.chunk_bytes, (leaf.offset + leaf.nbytes - 1) // manifest.chunk_bytes + 1)
-
-
-def _runs(indices: Sequence[int]) -> list[range]:
-    runs: list[range] = []
-    for index in indices:
-        if runs and runs[-1].stop == index:
-            runs[-1] = range(runs[-1].start, index + 1)
-        else:
-            runs.append(range(index, index + 1))
-    return runs
-
-
-def _own(room: memoryview, start: int, length: int, path: str) -> memoryview:
-    """Give a slice, copied out where it would otherwise keep alive more than twice its size."""
-    part = room[start : start + length]
-    if not length or 2 * length >= len(room):
-        return part
-    own = allocate(length, path)
-    own[:] = part
-    return own

@@ -5,9 +5,9 @@ The Checkpointer and the read-only view restore through this one piece of code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from pccheck.errors import (
     ContentError,
@@ -22,49 +22,18 @@ from pccheck.errors import (
 from pccheck.format import Record, SlotState
 from pccheck.leaves import ABSENT, KindTable
 from pccheck.reading.listing import Listing
-from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, read_payload, read_record
+from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, read_record
+from pccheck.reading.reads import read_wanted
+from pccheck.reading.restored import Restored as Restored
+from pccheck.reading.restored import Skipped as Skipped
 from pccheck.state import assembly
+from pccheck.state.fit import Want
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
 
 ATTEMPTS = 20
-_LOCK_AFTER = 2  # lost races; from then on the slot is locked while it is read
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A checkpoint that was passed over, and why; `counter` and `step` are None where its record is unreadable."""
-
-    counter: int | None
-    step: int | None
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        what = "" if self.counter is None else f" (step {self.step}, counter {self.counter})"
-        return f"{self.name}{what}: {self.reason}"
-
-
-@dataclass(frozen=True)
-class Restored:
-    """A restored checkpoint.
-
-    Args:
-        step: the caller's label.
-        counter: its place in the order of all checkpoints.
-        state: the tree.
-        metadata: what was saved beside it.
-        skipped: what was passed over, and why, newest first.
-        mismatches: with `partial=True`, every leaf in which the checkpoint and `like` differ.
-    """
-
-    step: int
-    counter: int
-    state: Any
-    metadata: dict[str, Any]
-    skipped: tuple[Skipped, ...] = ()
-    mismatches: tuple[Any, ...] = ()
+LOCK_AFTER = 2  # lost races; from then on the slot is locked while it is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +47,26 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A checkpoint whose every byte was verified, in memory.
+    """A checkpoint of which what is wanted is in memory, every byte verified.
 
     Args:
         record: its record.
         name: the file it was read from.
         manifest: its manifest.
-        payload: its whole byte space.
+        read: gives the bytes of one wanted leaf, or of its wanted part, by the leaf's place in the manifest.
+        whole: every chunk of it was read and verified.
         skipped: what was passed over, newest first.
     """
 
     record: Record
     name: str
     manifest: Manifest
-    payload: memoryview = field(repr=False)
+    read: Callable[[int], memoryview] = field(repr=False)
+    whole: bool = True
     skipped: tuple[Skipped, ...] = ()
+
+
+Accept: TypeAlias = Callable[[Manifest], Sequence[Want] | None]  # the leaves that are wanted; None = all, as stored
 
 
 def candidates(listing: Listing) -> list[Candidate]:
@@ -117,10 +91,10 @@ def load_newest(
     where: str,
     step: int | None = None,
     fallback: bool = True,
-    accept: Callable[[Manifest], None] = lambda manifest: None,
+    accept: Accept = lambda manifest: None,
     threads: int = DEFAULT_THREADS,
 ) -> Loaded | None:
-    """Give the newest checkpoint that verifies, with all of its bytes; None only where no sealed record is.
+    """Give the newest checkpoint that verifies, with what is wanted of it; None only where no sealed record is.
 
     Args:
         look: lists the store; called again whenever a slot was reused while it was being read, at most 20 times.
@@ -128,7 +102,8 @@ def load_newest(
         where: names the store in errors.
         step: only checkpoints of this step, those on abandoned branches last; None = the newest of any.
         fallback: pass over what does not verify; False = raise instead.
-        accept: called with a manifest before its payload is read; what it raises is raised.
+        accept: called with a manifest before its payload is read: gives what is wanted of it, see `fitting`; what it
+            raises is raised.
         threads: how many chunks are read at once.
 
     Raises:
@@ -147,7 +122,7 @@ def load_newest(
                 if candidate.record.identity in passed:
                     continue
                 # By step, a slot must not be held: what it is refilled with may be of another step.
-                lock = attempt >= _LOCK_AFTER and step is None
+                lock = attempt >= LOCK_AFTER and step is None
                 outcome = _load(candidate, open_medium, accept, threads, lock=lock)
                 if isinstance(outcome, Loaded):
                     return _with_skipped(outcome, _unreadable(listing), passed.values())
@@ -161,6 +136,8 @@ def load_newest(
             continue
         if step is not None and first_error is not None:
             raise first_error
+        if listing.moving:
+            continue
         skipped = (*_unreadable(listing), *_newest_first(passed.values()), *_left_behind(listing))
         if skipped:
             raise NoValidCheckpointError(where, skipped)
@@ -178,13 +155,8 @@ def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, pa
         MismatchError: it does not fit `like`, and `partial` is off.
         FormatError: a leaf is not what its kind can build.
     """
-    leaves, payload = loaded.manifest.leaves, loaded.payload
     state, mismatches = assembly.assemble(
-        loaded.manifest,
-        lambda index: payload[leaves[index].offset : leaves[index].offset + leaves[index].nbytes],
-        kinds,
-        like=ABSENT if like is None else like,
-        partial=partial,
+        loaded.manifest, loaded.read, kinds, like=ABSENT if like is None else like, partial=partial
     )
     return Restored(
         step=loaded.record.step,
@@ -196,14 +168,16 @@ def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, pa
     )
 
 
-def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> Callable[[Manifest], None]:
-    """Give an `accept` for `load_newest` that raises MismatchError for a checkpoint that does not fit `like`."""
+def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> Accept:
+    """Give an `accept` for `load_newest`: what `like` wants; MismatchError for a checkpoint that does not fit it."""
 
-    def accept(manifest: Manifest) -> None:
-        if like is not None and not partial:
-            mismatches = assembly.fit_of(manifest, like, kinds).mismatches
-            if mismatches:
-                raise MismatchError(mismatches)
+    def accept(manifest: Manifest) -> Sequence[Want] | None:
+        if like is None:
+            return None
+        fit = assembly.fit_of(manifest, like, kinds)
+        if fit.mismatches and not partial:
+            raise MismatchError(fit.mismatches)
+        return fit.wants
 
     return accept
 
@@ -221,7 +195,7 @@ def _wanted(found: list[Candidate], step: int | None, where: str) -> list[Candid
 def _load(
     candidate: Candidate,
     open_medium: Callable[[str], Medium],
-    accept: Callable[[Manifest], None],
+    accept: Accept,
     threads: int,
     *,
     lock: bool,
@@ -240,9 +214,9 @@ def _load(
             record = _hold(medium, candidate.record) if lock else candidate.record
             confirm(medium, record)
             manifest = read_manifest(medium, record)
-            accept(manifest)
-            payload = read_payload(medium, manifest, threads=threads)
-            return Loaded(record=record, name=name, manifest=manifest, payload=payload)
+            wanted = accept(manifest)
+            read, whole = read_wanted(medium, manifest, wanted, threads=threads)
+            return Loaded(record=record, name=name, manifest=manifest, read=read, whole=whole)
         except (DamagedError, FormatError, MediumError) as error:
             first = first or error
         finally:
@@ -265,9 +239,7 @@ def _hold(medium: Medium, record: Record) -> Record:
 
 def _with_skipped(loaded: Loaded, unreadable: Iterable[Skipped], passed: Iterable[Skipped]) -> Loaded:
     skipped = (*unreadable, *_newest_first(passed))
-    return Loaded(
-        record=loaded.record, name=loaded.name, manifest=loaded.manifest, payload=loaded.payload, skipped=skipped
-    )
+    return replace(loaded, skipped=skipped)
 
 
 def _newest_first(passed: Iterable[Skipped]) -> list[Skipped]:

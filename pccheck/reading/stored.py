@@ -9,9 +9,11 @@ from typing import Any, final
 from pccheck import format
 from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
 from pccheck.format import Record
-from pccheck.reading.reader import confirm, read_leaves, read_manifest, read_payload, verify
+from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, verify
+from pccheck.reading.reads import read_wanted
 from pccheck.reading.restoring import Candidate, Loaded, Restored, assemble, fitting
 from pccheck.state.assembly import Builder
+from pccheck.state.fit import Want
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
 from pccheck.storage import fileio
@@ -55,13 +57,13 @@ class Checkpoint:
             ReusedError: the slot was given to a newer checkpoint.
             MediumError: it cannot be read.
         """
-        fitting(like, partial=partial)(self._manifest)
+        wanted = fitting(like, partial=partial)(self._manifest)
         medium = self._opened()
         try:
-            payload = read_payload(medium, self._manifest)
+            read, whole = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
         finally:
             medium.close()
-        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, payload=payload)
+        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, read=read, whole=whole)
         return assemble(loaded, like=like, partial=partial)
 
     def mapped(self, like: Any = None) -> Any:
@@ -74,7 +76,9 @@ class Checkpoint:
             UsageError: the file cannot be mapped so: it is in memory, its chunks are apart, or there are no locks here.
             DamagedError, MismatchError, ReusedError, MediumError: as `restore`.
         """
-        fitting(like)(self._manifest)
+        wanted = fitting(like)(self._manifest)
+        if wanted is not None and any(want.spec.box is not None for want in wanted):
+            raise UsageError("parts of arrays cannot be mapped; ask for whole arrays, or use state()")
         medium, other = self._opened(), self._open(self.name)
         try:
             payload = _map(medium, other, self._record, self._manifest)
@@ -84,7 +88,13 @@ class Checkpoint:
             medium.close()  # the mapping has a descriptor of its own, and with it the lock
         if damages:
             raise damages[0]
-        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, payload=payload)
+        leaves = self._manifest.leaves
+        loaded = Loaded(
+            record=self._record,
+            name=self.name,
+            manifest=self._manifest,
+            read=lambda i: payload[leaves[i].offset : leaves[i].offset + leaves[i].nbytes],
+        )
         return assemble(loaded, like=like).state
 
     def __getitem__(self, path: str) -> Any:
@@ -106,11 +116,11 @@ class Checkpoint:
         indices = [known[path] for path in paths]
         medium = self._opened()
         try:
-            parts = read_leaves(medium, self._manifest, indices)
+            wanted = [Want(i, None, self._manifest.leaves[i].spec()) for i in indices]
+            read, _ = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
         finally:
             medium.close()
-        found = dict(zip(indices, parts, strict=True))
-        builder = Builder(self._manifest, found.__getitem__, kind_of)
+        builder = Builder(self._manifest, read, kind_of)
         return [builder.leaf(index) for index in indices]
 
     def _opened(self) -> Medium:

@@ -5,7 +5,9 @@ written          ALL chunks written, and the manifest behind them
 data-synced      fdatasync: data and manifest are durable before anything names them
 record-synced    record "sealed", fdatasync: one sector, so it is there or it is not
 published        the word, by compare-and-swap
-word-synced      the page of the word, synced: only now may what it named before be overwritten
+word-synced      the page of the word, synced: with one rank, only now may what it named before be overwritten
+reported         this rank has said that it holds the checkpoint
+agreed           all ranks hold it, and PEER_ADDR says so, synced: only now may what that named before be overwritten
 released         what retention frees
 """
 
@@ -22,14 +24,16 @@ from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreGoneEr
 from pccheck.format import PAYLOAD_OFFSET, Record, SlotState
 from pccheck.pipeline.interface import Job
 from pccheck.saving.save import Outcome, Underway
-from pccheck.store.coordination import Coordinator
+from pccheck.store.agreement import Agreement
 from pccheck.store.store import Store
 
 Emit = Callable[[events.Event], None]
 At = Callable[[str], None]
 
 
-def commit(work: Underway, store: Store, coordinator: Coordinator, emit: Emit, at: At) -> Outcome:
+def commit(
+    work: Underway, store: Store, agreement: Agreement, emit: Emit, at: At, *, agree_timeout_s: float
+) -> Outcome:
     """Take one submitted save to its end; any exception means that it failed and nothing older was touched.
 
     `at` is called with the name of each point that was passed: tests crash there.
@@ -60,8 +64,10 @@ def commit(work: Underway, store: Store, coordinator: Coordinator, emit: Emit, a
     at("published")
     store.sync_word(sealed)
     at("word-synced")
-    if not coordinator.agree(counter=sealed.counter, step=sealed.step, ok=True, timeout_s=work.left_s()):
-        raise PccheckError(f"step {sealed.step} did not become durable on every rank")
+    agreement.report(sealed.counter, sealed.step, True, plan=work.prepared.plan_digest)
+    at("reported")
+    newest = store.settling.settle(sealed, agree_timeout_s)
+    won = won if agreement.world == 1 else sealed.counter >= newest
     at("agreed")
     store.release(sealed.counter if won else 0)
     at("released")
@@ -70,8 +76,11 @@ def commit(work: Underway, store: Store, coordinator: Coordinator, emit: Emit, a
     return "committed" if won else "superseded"
 
 
-def take_back(work: Underway, error: BaseException, store: Store, coordinator: Coordinator, emit: Emit) -> None:
-    """Clean up after a commit that raised `error`: the slot is free again, or never used again."""
+def take_back(work: Underway, error: BaseException, store: Store, agreement: Agreement, emit: Emit) -> None:
+    """Clean up after a commit that raised `error`: the slot is free again, or never used again.
+
+    Unless it was said that this rank holds the checkpoint: that word stands, and the slot is held until it is settled.
+    """
     stuck = isinstance(error, DeadlineError)  # a thread may still be inside a write to this file
     unsynced = isinstance(error, MediumError) and error.operation == "sync"  # its content is unknown from here on
     if stuck:
@@ -82,8 +91,17 @@ def take_back(work: Underway, error: BaseException, store: Store, coordinator: C
         reachable=not stuck and not isinstance(error, (StoreTaken, StoreGoneError)),
         ended=lambda: has_ended(work.job),
     )
-    coordinator.agree(counter=work.save.counter, step=work.save.step, ok=False, timeout_s=work.left_s())
+    if agreement.report(work.save.counter, work.save.step, False, reason=why(error)):
+        try:
+            store.history.withdraw(work.save.counter)  # sealed, but not reported: no rank may ever restore it
+        except PccheckError as second:
+            error.add_note(f"and its record could not be withdrawn: {second}")
     emit(events.Failed(step=work.save.step, counter=work.save.counter, error=error))
+
+
+def why(error: BaseException) -> str:
+    """Give what other ranks are told of an error, at most 500 characters."""
+    return f"{type(error).__name__}: {error}"[:500]
 
 
 def has_ended(job: Job) -> bool:

@@ -6,51 +6,28 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pccheck import format
-from pccheck.errors import ClosedError, DeadlineError, StoreGoneError, UsageError
-from pccheck.events import Skipped
+from pccheck.errors import ClosedError, DeadlineError, RanksError, StoreGoneError, UsageError
+from pccheck.events import Skipped, SnapshotPicked
 from pccheck.format import Record
 from pccheck.options import Options, WhenFull
-from pccheck.pipeline.choose import make_pipeline
-from pccheck.pipeline.interface import Job, Pipeline
-from pccheck.saving import sizing
-from pccheck.saving.commit import commit, has_ended, take_back
+from pccheck.pipeline.interface import Job
+from pccheck.saving.captures import Capture, Captures
+from pccheck.saving.commit import commit, has_ended, take_back, why
 from pccheck.saving.notifier import Notifier
-from pccheck.saving.save import Outcome, Save, Underway
+from pccheck.saving.pipelines import Pipelines
+from pccheck.saving.reports import Reports
+from pccheck.saving.save import Launched, Outcome, Save, Underway
+from pccheck.saving.snapshot import Snapshots, Taken
+from pccheck.saving.stats import Stats
+from pccheck.saving.watch import Watches
 from pccheck.state.planner import Prepared
-from pccheck.storage.medium import Medium
-from pccheck.store.coordination import Coordinator
+from pccheck.store.agreement import Agreement
 from pccheck.store.store import Store
 
 _SLOT_ROUND = 64 * 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """What a Checkpointer did so far.
-
-    Args:
-        saves: calls of `save()` that were not refused.
-        committed, superseded, skipped, failed: how the ended ones ended.
-        slot_wait_s: time that `save()` waited because in_flight checkpoints were under way.
-        fence_wait_s: time that `fence()`, and `save()` in copy mode, waited for captures.
-        pool_wait_s: time that captures waited for a free buffer (back-pressure of the storage).
-        retries: writes that were tried again.
-        pipeline: "native", "portable", or "" before the first save.
-    """
-
-    saves: int = 0
-    committed: int = 0
-    superseded: int = 0
-    skipped: int = 0
-    failed: int = 0
-    slot_wait_s: float = 0.0
-    fence_wait_s: float = 0.0
-    pool_wait_s: float = 0.0
-    retries: int = 0
-    pipeline: str = ""
 
 
 class Flight:
@@ -59,26 +36,27 @@ class Flight:
     Args:
         options: of the Checkpointer.
         store: where the checkpoints go.
-        coordinator: asked by every commit.
+        agreement: with the other ranks.
         notifier: hears of every event.
         at: called with the name of each point of a commit: tests crash there.
     """
 
     def __init__(
-        self, options: Options, store: Store, coordinator: Coordinator, notifier: Notifier, at: Callable[[str], None]
+        self, options: Options, store: Store, agreement: Agreement, notifier: Notifier, at: Callable[[str], None]
     ) -> None:
-        self._options, self._store, self._coordinator = options, store, coordinator
+        self._options, self._store, self._agreement = options, store, agreement
         self._notifier, self._at = notifier, at
-        self._pipeline: Pipeline | None = None
-        self._pool_bytes = self._sized_for = 0
+        self.pipelines, self.snapshots = Pipelines(options), Snapshots(options)
+        self.captures, self.watches = Captures(self.__repr__), Watches()
+        self.reports = Reports(raises=options.on_error == "raise")
         # Guards what follows; nothing waits for a disk under it. Entered as a lock, which is one step: entering a
         # condition runs Python code, and a Ctrl-C within that has left it locked for ever (seen).
         self._state = threading.RLock()
         self._changed = threading.Condition(self._state)
         self._running: dict[int, Save] = {}  # by counter: admitted, not ended
-        self._jobs: dict[int, Job] = {}  # by counter: may still read the caller's memory
-        self._errors: list[tuple[int, BaseException]] = []  # counter, error: nobody was told of them yet
+        self._jobs: dict[int, Job] = {}  # by counter: handed to a committer, not ended
         self._stats = Stats()
+        self._told: str | None = options.snapshot  # the mode that was told of last
         self._closed = False
         self._work: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._committers: list[threading.Thread] = []
@@ -87,8 +65,11 @@ class Flight:
         """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`."""
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
+        until_s = None if limit is None else began + limit
+        self._store.settling.await_places(self._options.in_flight, until_s, lambda: self._closed)
         with self._state:
-            free = self._changed.wait_for(lambda: self._closed or len(self._running) < self._options.in_flight, limit)
+            left = None if until_s is None else max(0.0, until_s - time.monotonic())
+            free = self._changed.wait_for(lambda: self._closed or self._has_place(), left)
             if self._closed:
                 raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
             waited = time.monotonic() - began
@@ -101,11 +82,26 @@ class Flight:
                 self._running[save.counter] = save
                 return True
         reason = f"{self._options.in_flight} checkpoints were under way for {waited:.3f} s"
+        self._agreement.report(save.counter, save.step, False, reason=f"it skipped this save: {reason}")
         save.skip(reason)
         self._notifier(Skipped(step=save.step, counter=save.counter, reason=reason))
         return False
 
-    def launch(self, save: Save, prepared: Prepared, when_full: WhenFull) -> Job | None:
+    def _has_place(self) -> bool:
+        """Tell whether one more save may begin.
+
+        One whose verdict is not known yet, though its save gave up waiting for that, holds a slot: together with those
+        under way they are at most in_flight + 1. One such still leaves in_flight places.
+        """
+        running, unsettled = len(self._running), self._agreement.unsettled
+        return running < self._options.in_flight and (running + unsettled <= self._options.in_flight or self._closed)
+
+    def refuse(self, save: Save, error: BaseException) -> None:
+        """Tell the other ranks that a save was not begun here, so that none waits for it."""
+        self._agreement.report(save.counter, save.step, False, reason=why(error))
+        save.finish("failed", error)
+
+    def launch(self, save: Save, prepared: Prepared, when_full: WhenFull) -> Launched | None:
         """Start a save; None = it was skipped, or the store is gone, which the Save tells.
 
         Whatever this raises, a Ctrl-C at any moment included, the save has ended and its slot was taken back.
@@ -113,20 +109,22 @@ class Flight:
         try:
             return self._submit(save, prepared) if self._admit(save, when_full) else None
         except BaseException as error:
-            gone = isinstance(error, StoreGoneError)
+            gone = isinstance(error, (StoreGoneError, RanksError))
             with self._state:
                 admitted, job = save.counter in self._running, self._jobs.get(save.counter)
             if job is not None:
                 job.cancel()  # a committer has it: it takes the slot back
             elif admitted:
+                self._agreement.report(save.counter, save.step, False, reason=why(error))
                 self.end(save, "failed", error, job=None, report=gone)
             else:
-                save.finish("failed", error)
+                self.refuse(save, error)
             if gone:
                 return None
             raise
 
-    def _submit(self, save: Save, prepared: Prepared) -> Job:
+    def _submit(self, save: Save, prepared: Prepared) -> Launched:
+        self._agreement.assert_usable()
         self._start_committer()
         room = format.padded(prepared.manifest_room + prepared.manifest_room // 4, _SLOT_ROUND)  # metadata varies
         self._store.ensure(format.PAYLOAD_OFFSET + prepared.payload_bytes + room)
@@ -134,11 +132,19 @@ class Flight:
         every = self._options.keep_every
         try:
             medium = self._store.slots[record.slot]
-            pipeline = self._pipeline_for(prepared, medium)
+            devices = () if prepared.filler is None else prepared.filler.devices
+            pipeline = self.pipelines.serve(prepared.payload_bytes, medium, devices)
             self._at("filling")
+            taken = self._take(save, prepared)
             prologue = format.pack_record(record).ljust(format.PAGE, b"\0")
-            job = pipeline.submit(prepared.layout, prepared.addresses, prepared.keep, medium, prologue=prologue)
+            job = pipeline.submit(
+                prepared.layout, prepared.addresses, prepared.keep, medium, prologue=prologue, filler=taken.filler
+            )
             prepared.keep = None  # the job alone keeps the caller's arrays, and only until they are captured
+            if taken.waits is not None:
+                self.captures.add(save.counter, Capture(job=job, waits=taken.waits, filler=taken.filler))
+            self.snapshots.captured_by(taken, job)
+            self.pipelines.filled(job, devices)
             work = Underway(
                 save=save, record=record, prepared=prepared, job=job, pin=bool(every and save.step % every == 0),
                 deadline_s=time.monotonic() + self._options.write_timeout_s,
@@ -147,13 +153,28 @@ class Flight:
                 self._jobs[save.counter] = job
             self._work.put(work)
         except BaseException:
+            if job is None and prepared.filler is not None:
+                prepared.filler.end()
             self._abort(save, record, job)
             raise
-        return job
+        return Launched(job=job, chunks=taken.chunks, lazy=taken.mode == "lazy" and taken.waits is not None)
+
+    def _take(self, save: Save, prepared: Prepared) -> Taken:
+        """Do what is owed to the caller's memory before the pipeline has it, and tell of another mode than before."""
+        for error in self.watches.check():  # what no fence was reached for since the last save
+            self.reports.note(save.counter - 1, error)
+        taken = self.snapshots.take(prepared, self.captures.waited_s)
+        if taken.mode == "lazy" and self.snapshots.debug:
+            self.watches.begin(prepared)
+        if taken.mode != self._told:
+            self._told = taken.mode
+            self._notifier(SnapshotPicked(step=save.step, counter=save.counter, mode=taken.mode, reason=taken.reason))
+        return taken
 
     def _abort(self, save: Save, record: Record, job: Job | None) -> None:
         with self._state:
             self._jobs.pop(save.counter, None)
+        self.captures.remove(save.counter)
         if job is None:
             self._store.fail(record, quarantine=False, reachable=False)
         else:
@@ -171,37 +192,22 @@ class Flight:
                 self._committers.remove(thread)
                 raise
 
-    def _pipeline_for(self, prepared: Prepared, medium: Medium) -> Pipeline:
-        """Give the pipeline; the first save makes it, and one of a much larger state makes a larger one."""
-        if self._pipeline is not None and prepared.payload_bytes <= self._sized_for:
-            return self._pipeline
-        o = self._options
-        mapped = medium.mapping() is not None  # captured straight into the mapping: the pool is not used
-        wanted = sizing.pool_bytes(o.buffer_bytes, prepared.payload_bytes, o.in_flight, o.chunk_bytes)
-        wanted = 2 * o.chunk_bytes if mapped else wanted
-        if self._pipeline is None or wanted > 2 * self._pool_bytes:
-            if self._pipeline is not None:
-                self._pipeline.close(o.write_timeout_s)
-                self._pipeline, self._pool_bytes = None, 0  # there may be no memory for the next
-            name = o.pipeline if mapped or medium.fileno() is not None else "portable"
-            self._pipeline = make_pipeline(name, wanted, o.chunk_bytes, o.writers, o.writers_per_checkpoint)
-            self._pool_bytes = wanted
-            self._stats = replace(self._stats, pipeline=self._pipeline.name)
-        self._sized_for = prepared.payload_bytes
-        return self._pipeline
-
     def _commit_all(self) -> None:
         while (work := self._work.get()) is not None:
             try:
-                outcome = commit(work, self._store, self._coordinator, self._notifier, self._at)
+                outcome = commit(
+                    work, self._store, self._agreement, self._notifier, self._at,
+                    agree_timeout_s=self._options.agree_timeout_s,
+                )  # fmt: skip
             except BaseException as error:  # whatever it is, it must reach the caller, and the slot must be freed
                 try:
-                    take_back(work, error, self._store, self._coordinator, self._notifier)
+                    take_back(work, error, self._store, self._agreement, self._notifier)
                 except BaseException as second:
                     error.add_note(f"and taking it back failed: {second!r}")
                 self.end(work.save, "failed", error, job=work.job, report=True)
             else:
                 self.end(work.save, outcome, None, job=work.job, report=True)
+            self._store.settling.await_places(self._options.in_flight + 1, 0.0, lambda: True)
             del work
 
     def end(self, save: Save, outcome: Outcome, error: BaseException | None, *, job: Job | None, report: bool) -> None:
@@ -218,40 +224,37 @@ class Flight:
                 self._stats = replace(
                     self._stats, pool_wait_s=stats.pool_wait_s + done.pool_wait_s, retries=stats.retries + done.retries
                 )
-            if error is not None and report:
-                self._errors.append((save.counter, error))
+            if error is not None and report and save.report:
+                self.reports.note(save.counter, error)
         save.finish(outcome, error)
+        if job is not None and job.wait_captured(0):
+            self.captures.remove(save.counter)
         with self._state:
             self._running.pop(save.counter, None)
-            if job is not None and job.wait_captured(0):
-                self._jobs.pop(save.counter, None)
+            self._jobs.pop(save.counter, None)
             self._changed.notify_all()
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
-    def wait_captured(self, jobs: list[Job] | None, timeout_s: float) -> float:
-        """Wait until these jobs (None = all) need no memory of the caller, and give the seconds; DeadlineError."""
-        if jobs is None:
-            with self._state:
-                jobs = list(self._jobs.values())
-        began = time.monotonic()
-        for job in jobs:
-            if not job.wait_captured(max(0.0, began + timeout_s - time.monotonic())):
-                raise DeadlineError(f"the capture of a checkpoint; {self!r}", time.monotonic() - began)
-        waited = time.monotonic() - began
-        with self._state:
-            self._jobs = {c: j for c, j in self._jobs.items() if j not in jobs}
-            self._stats = replace(self._stats, fence_wait_s=self._stats.fence_wait_s + waited)
+    def fence(self, timeout_s: float, owner: int | None) -> float:
+        """Wait until no capture reads an owner's leaves (None = any), and give the seconds; DeadlineError.
+
+        Raises ChangedError for what was changed before it was reached, where captures are watched.
+        """
+        waited = self.captures.wait(timeout_s, owner=owner)
+        if self.watches:
+            self.reports.tell_now(self.watches.check(owner))
         return waited
 
-    def await_copy(self, save: Save, job: Job) -> None:
-        """Wait until a state was copied; whatever ends this wait ends the save, for then the state may be changed."""
+    def await_snapshot(self, save: Save, launched: Launched) -> None:
+        """Wait for what `save()` must wait for; whatever ends this ends the save, for then the state may be changed."""
         try:
-            self.wait_captured([job], self._options.write_timeout_s)
+            self.captures.wait_chunks(launched.job, launched.chunks, self._options.write_timeout_s)
         except BaseException:  # Ctrl-C in a notebook, or the deadline
-            job.cancel()
+            launched.job.cancel()
             raise
-        save.note_captured()  # the committer does it, too, but perhaps not yet
+        if not launched.lazy:
+            save.note_captured()  # the committer does it, too, but perhaps not yet
 
     def drain(self, timeout_s: float | None, *, close: bool = False) -> None:
         """Wait until no save is under way, and with `close` let no other begin; DeadlineError after `timeout_s`."""
@@ -270,17 +273,11 @@ class Flight:
                 "hand that to another thread"
             )
 
-    def take_errors(self, most: int | None = None, *, before: int | None = None) -> list[BaseException]:
-        """Give errors that nobody was told of yet (of counters below `before`), oldest first; each is given once."""
-        with self._state:
-            taken = [e for e in self._errors if before is None or e[0] < before][:most]
-            self._errors = [e for e in self._errors if e not in taken]
-        return [error for _, error in taken]
-
     @property
     def stats(self) -> Stats:
         """What was done so far."""
-        return self._stats
+        pipeline = "" if self.pipelines.current is None else self.pipelines.current.name
+        return replace(self._stats, fence_wait_s=self.captures.waited_s, pipeline=pipeline)
 
     def close(self, timeout_s: float | None) -> None:
         """Wait for what is under way, at most `timeout_s` (then DeadlineError), and stop all threads.
@@ -293,11 +290,12 @@ class Flight:
         for thread in self._committers:
             if thread.ident is not None:  # a Ctrl-C may have come before it started
                 thread.join(self._options.exit_timeout_s)
-        if self._pipeline is not None:
-            self._pipeline.close(self._options.exit_timeout_s)
+        self.pipelines.close(self._options.exit_timeout_s)
+        self.snapshots.close()
 
     def __repr__(self) -> str:
         with self._state:
-            steps, captures = sorted(s.step for s in self._running.values()), len(self._jobs)
-        pool = f", {self._pipeline.free_buffers} of {self._pipeline.buffers} buffers free" if self._pipeline else ""
+            steps, captures = sorted(s.step for s in self._running.values()), len(self.captures)
+        pipeline = self.pipelines.current
+        pool = f", {pipeline.free_buffers} of {pipeline.buffers} buffers free" if pipeline else ""
         return f"{len(steps)} of {self._options.in_flight} in flight {steps}, {captures} capturing{pool}"

@@ -22,12 +22,13 @@ class Save:
     Attributes:
         step: the caller's label.
         counter: its place in the order of all saves.
+        report: whether later calls raise how it failed, too.
         captured: resolves (to the step) once the caller's memory is not read any more.
         durable: resolves (to the step) once the checkpoint survives a crash; raises SkippedError or why it failed.
     """
 
-    def __init__(self, step: int, counter: int) -> None:
-        self.step, self.counter = step, counter
+    def __init__(self, step: int, counter: int, *, report: bool = True) -> None:
+        self.step, self.counter, self.report = step, counter, report
         self.captured: Future[int] = Future()
         self.durable: Future[int] = Future()
         for future in (self.captured, self.durable):
@@ -64,6 +65,21 @@ class Save:
         with self._lock:
             if not self.captured.done():
                 self.captured.set_result(self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A save that was started.
+
+    Args:
+        job: what captures and writes it.
+        chunks: leading chunks whose capture `save()` waits for; None = all.
+        lazy: the caller's memory is read after that.
+    """
+
+    job: Job
+    chunks: int | None
+    lazy: bool
 
 
 @dataclass(kw_only=True)

@@ -8,46 +8,21 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, final
 
 from pccheck.errors import UsageError
-from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec
+from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec, StoredLeaf
 from pccheck.state import nodes, paths, tree
+from pccheck.state.boxes import Box
 from pccheck.state.forms import field_names, form_of
+from pccheck.state.mismatch import MAX_MISMATCHES, Mismatch, Problem, told
 from pccheck.state.nodes import MAX_DEPTH, Node
 from pccheck.state.tree import type_name
 
-Problem: TypeAlias = Literal["missing", "unexpected", "kind", "shape", "dtype", "type"]
-MAX_MISMATCHES = 100_000  # a `like` that contains itself twice would have 2^100
 TEXT_KINDS = {"str": str, "bytes": bytes}  # kinds of leaves that are Python values all the same
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """One place in which a checkpoint and `like` differ.
-
-    Args:
-        path: where, written as `paths` says.
-        problem: "missing" in the checkpoint, "unexpected" in it, or another "kind" (array or not), "shape", "dtype",
-            "type" (of a container or Python value).
-        expected: what `like` has; "" where it has nothing.
-        found: what the checkpoint has; "" where it has nothing.
-    """
-
-    path: str
-    problem: Problem
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        place = self.path or "the state itself"
-        if self.problem == "missing":
-            return f"{place}: not in the checkpoint; `like` has {self.expected} there"
-        if self.problem == "unexpected":
-            return f"{place}: the checkpoint has {self.found}, `like` has nothing there"
-        return f"{place}: {self.problem} is {self.found} in the checkpoint, {self.expected} in `like`"
 
 
 @dataclass(frozen=True)
@@ -78,12 +53,17 @@ class Fit:
 def match(like: object, skeleton: Node, specs: Sequence[LeafSpec], kind_of: KindTable) -> Fit:
     """Hold `like` against the skeleton and leaf specs of a checkpoint.
 
+    A `like` with a method `__pccheck_like__` is asked for the tree that is meant, once it is known what is stored: it
+    is given the checkpoint's tree with a StoredLeaf in place of every leaf.
+
     Where they differ, what `like` has stays in the state that `Fit.make` gives, and what the checkpoint has is left
     out: that is what `partial=True` means.
 
     Raises:
         UsageError: `like` holds something that can be no leaf at all, or is nested too deeply.
     """
+    if (ask := getattr(type(like), "__pccheck_like__", None)) is not None:
+        like = ask(like, tree.build(skeleton, lambda index: StoredLeaf("", specs[index])))
     matching = _Matching(specs, kind_of)
     make = matching.node(like, skeleton, "", 0)
     return Fit(tuple(matching.wants), tuple(matching.mismatches), make)
@@ -97,6 +77,8 @@ class _Matching:
         self.mismatches: list[Mismatch] = []
 
     def node(self, like: Any, node: Any, path: str, depth: int) -> Make:
+        if isinstance(like, StoredLeaf):
+            return self._as_stored(node)
         form = form_of(type(like))
         if depth > MAX_DEPTH:
             raise UsageError(f"`like` is nested more than {MAX_DEPTH} levels deep at {path}")
@@ -134,7 +116,7 @@ class _Matching:
             child = getattr(like, name, None)
             parts.append((name, self._child(child, stored.pop(name, _NOTHING), below, depth)))
         self._unexpected(((paths.component(name), child) for name, child in stored.items()), path, depth)
-        return lambda build: _fields_like(like, [(name, make(build)) for name, make in parts])
+        return lambda build: fields_like(like, [(name, make(build)) for name, make in parts])
 
     def _sequence(self, like: Sequence[Any], items: list[Any], path: str, depth: int) -> Make:
         makes = [
@@ -169,7 +151,7 @@ class _Matching:
         """Report every leaf of what is missing, or an empty container itself."""
         if len(self.mismatches) >= MAX_MISMATCHES:
             return
-        children = list(_children_of(like)) if depth < MAX_DEPTH else []
+        children = list(children_of(like)) if depth < MAX_DEPTH else []
         for part, child in children:
             self._missing(child, paths.join(path, part, is_root=False), depth + 1)
         if not children:
@@ -208,7 +190,7 @@ class _Matching:
             raise UsageError(f"`like` has a {type_name(like)} at {path or 'its root'}, which can be no leaf")
         kind, want = asked
         if not isinstance(node, nodes.Leaf) or self.specs[node.index].kind in TEXT_KINDS:
-            return self._differs(path, "kind", _shown(want), self._told(node), like)
+            return self._differs(path, "kind", shown(want), self._told(node), like)
         have = self.specs[node.index]
         if have.shape != want.shape:
             return self._differs(path, "shape", str(want.shape), str(have.shape), like)
@@ -221,7 +203,12 @@ class _Matching:
             spec = kind.adopt(have, dtype) if fits and dtype is not None else None
         if not fits or spec is None:
             return self._differs(path, "dtype", _dtype(want), _dtype(have), like)
-        return self._want(Want(node.index, kind, spec, like))
+        whole = Box.whole(have.shape)
+        stored, wanted = have.box or whole, want.box or whole
+        cannot = wanted != stored and not kind.divisible(part_of(spec, have, wanted))
+        if cannot or (wanted.elements and stored.common(wanted) != wanted):
+            return self._differs(path, "part", told(wanted), told(stored), like)
+        return self._want(Want(node.index, kind, part_of(spec, have, want.box), like))
 
     def _common_dtype(self, spec: LeafSpec) -> str | None:
         kind = self.kind_of.named(spec.kind)
@@ -239,14 +226,23 @@ class _Matching:
         if form_of(type(like)) is not None:
             return type_name(like)
         asked = self.kind_of.like(like)
-        return type_name(like) if asked is None else _shown(asked[1])
+        return type_name(like) if asked is None else shown(asked[1])
 
     def _told(self, node: Any) -> str:
         if isinstance(node, nodes.Leaf):
-            return _shown(self.specs[node.index])
+            return shown(self.specs[node.index])
         if isinstance(node, _CONTAINER_NODES):
             return str(node.__struct_config__.tag)
         return type_name(nodes.decode_value(node))
+
+
+def part_of(spec: LeafSpec, stored: LeafSpec, box: Box | None) -> LeafSpec:
+    """Give the spec of a part of a stored leaf, which comes back in C order; None = all of it, as it is stored."""
+    elements = math.prod(stored.local_shape)
+    if box is None:
+        return replace(spec, box=None)
+    nbytes = stored.nbytes * box.elements // elements if elements else 0
+    return replace(spec, box=box, nbytes=nbytes, extra={k: v for k, v in spec.extra.items() if k != "stride"})
 
 
 _NOTHING: Any = object()
@@ -259,13 +255,15 @@ def _dtype(spec: LeafSpec) -> str:
     return f"{spec.dtype} ({spec.kind})"
 
 
-def _shown(spec: LeafSpec) -> str:
+def shown(spec: LeafSpec) -> str:
+    """Give a leaf in a few words."""
     if spec.kind in TEXT_KINDS:
         return spec.kind
     return f"{spec.kind} {spec.dtype}{list(spec.shape)}"
 
 
-def _children_of(like: Any) -> Any:
+def children_of(like: Any) -> Any:
+    """Give what is in a container of a state, with the component of its path; nothing for a leaf or value."""
     form = form_of(type(like))
     if isinstance(like, dict) and form is not None:
         return ((paths.component(k), child) for k, child in like.items())
@@ -298,7 +296,7 @@ def _mapping_like(like: dict[Any, Any], items: list[tuple[Any, Any]], attributes
     return dict(items)
 
 
-def _fields_like(like: Any, items: list[tuple[str, Any]]) -> Any:
+def fields_like(like: Any, items: list[tuple[str, Any]]) -> Any:
     """Give an instance of `like`'s class with these fields; its constructor is not called for a dataclass."""
     if isinstance(like, tuple):
         return tuple.__new__(type(like), [value for _, value in items])

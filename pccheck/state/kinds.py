@@ -12,6 +12,7 @@ from typing import final
 from pccheck.errors import PccheckError, UnsupportedLeafError
 from pccheck.leaves import LeafKind, LeafSpec
 from pccheck.state.numpy_leaves import NumpyKind
+from pccheck.state.shards import Shard, ShardKind
 from pccheck.state.text_leaves import BytesKind, StrKind
 from pccheck.state.tree import type_name
 
@@ -29,6 +30,7 @@ class Kinds:
         self._numpy = NumpyKind()
         self._named: dict[str, LeafKind | None] = {k.name: k for k in (self._numpy, BytesKind(), StrKind())}
         self._by_type: dict[type, LeafKind | None] = {str: self._named["str"], bytes: self._named["bytes"]}
+        self._shards: dict[LeafKind, ShardKind] = {}  # by the kind of the arrays inside
         self._entries: dict[str, EntryPoint] | None = None
 
     def __call__(self, value: object) -> LeafKind | None:
@@ -37,6 +39,9 @@ class Kinds:
         Raises:
             UnsupportedLeafError: pccheck has an adapter for this type, but it is not installed (path "").
         """
+        if isinstance(value, Shard):
+            inner = self(value.array)
+            return None if inner is None else self._of_shards(inner)
         cls = type(value)
         try:
             return self._by_type[cls]
@@ -64,11 +69,19 @@ class Kinds:
 
     def like(self, value: object) -> tuple[LeafKind, LeafSpec] | None:
         """Give the kind and spec that a leaf of `like` asks for, abstract arrays included; None if it is no array."""
+        if isinstance(value, Shard):
+            asked = self.like(value.array)
+            shards = None if asked is None else self._of_shards(asked[0])
+            part = None if shards is None else shards.like(value)
+            return None if shards is None or part is None else (shards, part)
         for kind in (self(value), self._numpy):
             spec = None if kind is None else kind.like(value)
             if kind is not None and spec is not None:
                 return kind, spec
         return None
+
+    def _of_shards(self, inner: LeafKind) -> ShardKind:
+        return self._shards.setdefault(inner, ShardKind(inner))
 
     def _find(self, value: object) -> LeafKind | None:
         if self._numpy.recognises(value):

@@ -16,6 +16,7 @@ from pccheck import format
 from pccheck.errors import FormatError, UsageError
 from pccheck.leaves import LeafSpec
 from pccheck.state import tree
+from pccheck.state.boxes import Box
 from pccheck.state.nodes import Node
 
 MAX_METADATA_BYTES = 64 * 1024
@@ -46,10 +47,20 @@ class LeafEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     offset: int
     nbytes: int
     extra: dict[str, Any] = {}
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # offsets, sizes
+
+    @classmethod
+    def of(cls, path: str, spec: LeafSpec, offset: int) -> LeafEntry:
+        """Give the entry of a leaf with this spec."""
+        box = None if spec.box is None else (spec.box.offsets, spec.box.sizes)
+        return cls(path, spec.kind, spec.dtype, spec.shape, offset, spec.nbytes, spec.extra, box)
 
     def spec(self) -> LeafSpec:
         """Give the leaf's spec."""
-        return LeafSpec(kind=self.kind, dtype=self.dtype, shape=self.shape, nbytes=self.nbytes, extra=self.extra)
+        return LeafSpec(
+            kind=self.kind, dtype=self.dtype, shape=self.shape, nbytes=self.nbytes, extra=self.extra,
+            box=None if self.box is None else Box(*self.box),
+        )  # fmt: skip
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +154,8 @@ def _check_leaves(m: Manifest) -> None:
         paths.add(e.path)
         if len(e.shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_NUMBER for n in e.shape):
             raise FormatError(f"leaf {e.path[:200]!r} has an impossible shape")
+        if e.box is not None:
+            _check_box(e, Box(*e.box))
         if e.offset % format.LEAF_ALIGN or not 0 <= e.offset <= e.offset + e.nbytes <= m.data_bytes:
             raise FormatError(f"leaf {e.path[:200]!r} reaches out of the data")
         if e.nbytes and (e.offset, e.nbytes) not in places:
@@ -150,6 +163,17 @@ def _check_leaves(m: Manifest) -> None:
                 raise FormatError(f"leaf {e.path[:200]!r} reaches into another leaf")
             places.add((e.offset, e.nbytes))
             end = e.offset + e.nbytes
+
+
+def _check_box(e: LeafEntry, box: Box) -> None:
+    """A box's numbers lead a reader into global arrays: each must lie within its own."""
+    if not box.fits(e.shape):
+        raise FormatError(f"leaf {e.path[:200]!r} claims a part that reaches out of its shape {e.shape}")
+    if "stride" in e.extra and box != Box.whole(e.shape):
+        raise FormatError(f"leaf {e.path[:200]!r} claims both a part of an array and an order of its own")
+    elements = box.elements
+    if e.nbytes % elements if elements else e.nbytes:
+        raise FormatError(f"leaf {e.path[:200]!r} has {e.nbytes} bytes for a part of {elements} elements")
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

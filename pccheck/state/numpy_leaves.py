@@ -10,6 +10,7 @@ import math
 import operator
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import numpy as np
@@ -85,16 +86,17 @@ class NumpyKind(LeafKind):
     def build(self, spec: LeafSpec, data: memoryview) -> Any:
         """Give the array over `data`, or the scalar."""
         dtype = numpy_dtypes.decode(spec.dtype, spec.extra)
-        if math.prod(spec.shape) * dtype.itemsize != spec.nbytes or data.nbytes != spec.nbytes:
-            raise FormatError(f"{data.nbytes} bytes do not make an array of shape {spec.shape} and dtype {spec.dtype}")
+        shape = spec.local_shape
+        if math.prod(shape) * dtype.itemsize != spec.nbytes or data.nbytes != spec.nbytes:
+            raise FormatError(f"{data.nbytes} bytes do not make an array of shape {shape} and dtype {spec.dtype}")
         strides = dense_strides(spec)
         try:
             array = np.ndarray(
-                spec.shape, dtype, data, strides=None if strides is None else [s * dtype.itemsize for s in strides]
+                shape, dtype, data, strides=None if strides is None else [s * dtype.itemsize for s in strides]
             )
         except (ValueError, TypeError, OverflowError) as error:
-            raise FormatError(f"no array of shape {spec.shape} and dtype {spec.dtype}: {error}") from None
-        if spec.extra.get("scalar") is not True or spec.shape:
+            raise FormatError(f"no array of shape {shape} and dtype {spec.dtype}: {error}") from None
+        if spec.extra.get("scalar") is not True or shape:
             return array
         try:
             return scalar_of(array)
@@ -122,13 +124,23 @@ class NumpyKind(LeafKind):
             return scalar_of(value) if isinstance(value, np.ndarray) else value
         return np.array(value) if isinstance(value, np.generic) else value
 
+    def assign(self, target: Any, value: Any) -> None:
+        """Copy into an array that may be written; raises UnsupportedLeafError for one that may not, and for scalars."""
+        if not self.assignable(target):
+            raise UnsupportedLeafError("", type(target).__name__, "it cannot be written")
+        np.copyto(target, value, casting="no")
+
+    def assignable(self, target: Any) -> bool:
+        """Tell whether it is an array that may be written."""
+        return isinstance(target, np.ndarray) and target.flags.writeable
+
     def common_dtype(self, spec: LeafSpec) -> str | None:
         """Give "float32" for "<f4" and so on; None for dtypes that NumPy alone has."""
         return numpy_dtypes.common_name(spec.dtype)
 
     def adopt(self, spec: LeafSpec, dtype: str) -> LeafSpec | None:
         """Give a NumPy spec for another kind's leaf; raw void ("|V1") for a dtype that NumPy does not have."""
-        count = math.prod(spec.shape)
+        count = math.prod(spec.local_shape)
         found = numpy_dtypes.named(dtype)
         if found is None:
             itemsize = spec.nbytes // count if count else 1
@@ -137,7 +149,43 @@ class NumpyKind(LeafKind):
             found = np.dtype((np.void, itemsize))
         name, _ = numpy_dtypes.encode(found)
         extra = {"stride": spec.extra["stride"]} if "stride" in spec.extra else {}
-        return LeafSpec(kind=self.name, dtype=name, shape=spec.shape, nbytes=spec.nbytes, extra=extra)
+        return replace(spec, kind=self.name, dtype=name, extra=extra)
+
+
+def as_numpy(spec: LeafSpec, data: memoryview) -> Any:
+    """Give a leaf whose own kind is not installed: an array; plain Python for a small thing of its framework; a dict of
+    arrays, by name, for a leaf that is stored in parts.
+
+    Raises FormatError where the bytes do not make what the spec says.
+    """
+    if "value" in spec.extra:
+        value = spec.extra["value"]
+        return tuple(value) if isinstance(value, list) else value
+    if "parts" in spec.extra:
+        return _parts(spec.extra["parts"], data)
+    found = _NUMPY.adopt(spec, spec.dtype)
+    if found is None:
+        raise FormatError(f"{spec.nbytes} bytes do not make an array of shape {spec.shape}")
+    return _NUMPY.build(found, data)
+
+
+def _parts(parts: Any, data: memoryview) -> dict[str, Any]:
+    """Give the arrays that a leaf is made of; each lies within its bytes."""
+    found = {}
+    try:
+        for name, dtype, shape, offset, nbytes in ([p[k] for k in _PART_FIELDS] for p in parts):
+            numbers = (offset, nbytes, *shape)
+            if not all(type(n) is int and n >= 0 for n in numbers) or offset + nbytes > data.nbytes:
+                raise FormatError(f"part {name!r:.80} reaches out of its leaf")
+            spec = LeafSpec(kind="", dtype=str(dtype), shape=tuple(shape), nbytes=nbytes)
+            found[str(name)] = as_numpy(spec, data[offset : offset + nbytes])
+    except (TypeError, KeyError) as error:
+        raise FormatError(f"{parts!r:.200} are no parts of a leaf: {error!r}") from None
+    return found
+
+
+_NUMPY = NumpyKind()
+_PART_FIELDS = ("name", "dtype", "shape", "offset", "nbytes")
 
 
 def _scalar_bytes(value: np.generic) -> bytes:

@@ -1,4 +1,4 @@
-"""Turns a state into what a checkpoint is made of: layout, addresses, manifest (floor 1: imports floor 0, leaftable).
+"""Turns a state into what a checkpoint is made of: layout, addresses, manifest (floor 1: imports floors 0 and 1).
 
 The first save of a structure plans it: paths, specs, ties, layout, and the JSON of both. Later saves of the same
 structure only prove that it is the same, ask where the arrays lie now, and encode the small Python values anew.
@@ -6,10 +6,8 @@ structure only prove that it is the same, ask where the arrays lie now, and enco
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, final
 
 import msgspec
@@ -17,18 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccheck import format
+from pccheck.devices import Guard
 from pccheck.errors import UsageError
 from pccheck.leaves import KindTable
-from pccheck.state import nodes, tree
-from pccheck.state.forms import SMALL_BYTES
+from pccheck.state.dividing import Replicated
+from pccheck.state.filling import DeviceFiller
 from pccheck.state.leaftable import LeafTable
 from pccheck.state.manifest import ChunkEntry, encode_metadata
+from pccheck.state.nodes import Node
+from pccheck.state.owning import Copier, Ownership, PieceSet
 from pccheck.state.plan import Layout
-from pccheck.state.structure import Structure, picker
+from pccheck.state.shape import Shape, changed_meanwhile
+from pccheck.state.structure import picker
 
 MAX_LINK = 4096  # characters
 MAX_WRITER = 1000
-_HOLE = msgspec.Raw(b"\0")  # JSON has no NUL byte, so that the text can be cut at the holes
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,13 +38,23 @@ _encode = msgspec.json.Encoder().encode
 class Prepared:
     """One state, ready to be captured. `encode_manifest` reads none of the caller's memory.
 
+    What lies on devices is copied by `filler`: call its `begin()` in the thread that called `save()`, after
+    `copy_aside`, then hand it to the pipeline; call its `end()` if it goes nowhere.
+
     Args:
         step: the caller's label.
         layout: where the bytes go; the same object as long as the structure is.
-        addresses: where each piece of the layout begins in host memory; a NumPy array of uint64.
+        addresses: where each piece of the layout begins in host memory, 0 = on a device; a NumPy array of uint64.
         keep: what keeps these addresses valid; to be dropped when everything is captured.
         stable: nobody but pccheck can change these bytes, so that `save()` need not wait for the capture.
         manifest_room: bytes that the manifest takes at most, a multiple of PAGE.
+        plan_digest: 16 bytes, equal on ranks whose global arrays are the same and divided alike.
+        piece_paths: the path of the first leaf of each piece.
+        changeable: the pieces that others can change: all that are not `stable`.
+        unowned: of these, the ones that no guard's owner promises to wait for; all, without a guard.
+        owned_chunks: of each owner: how many leading chunks, once captured, free all of its leaves.
+        owners: of each piece: an owner, or as `owning` says; None without a guard.
+        filler: copies what lies on devices; None where nothing does.
     """
 
     step: int
@@ -52,7 +63,55 @@ class Prepared:
     keep: object = field(repr=False)
     stable: bool
     manifest_room: int
+    plan_digest: bytes
+    piece_paths: Sequence[str] = field(repr=False)
+    changeable: PieceSet = field(repr=False)
+    unowned: PieceSet = field(repr=False)
+    owned_chunks: Mapping[int, int]
+    owners: NDArray[np.int64] | None = field(repr=False)
+    filler: DeviceFiller | None
+    _table: LeafTable = field(repr=False)
     _parts: Mapping[str, msgspec.Raw] = field(repr=False)
+
+    @property
+    def unowned_chunks(self) -> int:
+        """How many leading chunks hold all that nobody promises to wait for."""
+        return self.unowned.chunks
+
+    def chunks_of(self, pieces: Sequence[int] | NDArray[np.intp]) -> int:
+        """Give how many leading chunks, once captured, free all of these pieces."""
+        return self._table.pieces.chunks_of(pieces)
+
+    def smallest(self, pieces: PieceSet, nbytes: int) -> tuple[PieceSet, int]:
+        """Give the smallest of some pieces, together at most `nbytes`, and the leading chunks that hold the others."""
+        return self._table.pieces.smallest(pieces, nbytes)
+
+    def copy_unowned(self, copier: Copier) -> int:
+        """Copy aside what nobody promises to wait for; see `copy_aside`."""
+        return self.copy_aside(self.unowned, copier)
+
+    def copy_aside(self, pieces: PieceSet, copier: Copier, room: int | None = None) -> int:
+        """Copy pieces within their own kind of memory, and let them be captured from there; before `filler.begin()`.
+
+        Args:
+            pieces: such as `unowned` or `changeable`.
+            copier: copies host memory.
+            room: address of `pieces.host_bytes` bytes, nobody else's until all is captured; None = newly allocated.
+
+        Returns:
+            How many leading chunks hold those of the pieces that could not be copied, since their device has no room: 0
+            where all were.
+        """
+        if pieces.host.size:
+            own = np.empty(pieces.host_bytes if room is None else 0, np.uint8)
+            start = own.ctypes.data if room is None else room
+            targets, addresses = pieces.places + np.uint64(start), np.array(self.addresses, np.uint64)
+            copier(addresses[pieces.host], pieces.lengths, targets)
+            addresses[pieces.host] = targets
+            self.addresses, self.keep = cast("Sequence[int]", addresses), (self.keep, own)
+        if self.filler is None or not pieces.device:
+            return 0
+        return self._table.pieces.chunks_of(self.filler.shadow(pieces.device))
 
     @property
     def payload_bytes(self) -> int:
@@ -100,43 +159,72 @@ class Planner:
     Args:
         kind_of: finds the kind of a leaf, such as `kinds.kind_of`.
         chunk_bytes: bytes of byte space per chunk, a multiple of PAGE.
+        rank, world: which of how many ranks this is.
+        replicated: which leaves are the same on all ranks, of which each then stores its part: True = all, or those at
+            or under these paths. Only with a `world` of more than 1 is anything divided.
+
+    Raises:
+        OptionError: `replicated` is something else.
     """
 
-    def __init__(self, kind_of: KindTable, chunk_bytes: int) -> None:
+    def __init__(
+        self, kind_of: KindTable, chunk_bytes: int, *,
+        rank: int = 0, world: int = 1, replicated: bool | Sequence[str] = False,
+    ) -> None:  # fmt: skip
         self._kind_of, self._chunk_bytes = kind_of, chunk_bytes
+        self._rank, self._world, self._replicated = rank, world, Replicated.of(replicated)
+        self._checked = False
         self._plan: _Plan | None = None
 
-    def prepare(self, state: object, *, step: int, metadata: Mapping[str, Any] | None = None) -> Prepared:
+    def prepare(
+        self, state: object, *, step: int, metadata: Mapping[str, Any] | None = None, guard: Guard | None = None,
+        own: Sequence[str] = (),
+    ) -> Prepared:  # fmt: skip
         """Give what saving this state needs; the bytes of dense arrays are not copied, others are.
+
+        Args:
+            state: what is saved.
+            step: the caller's label.
+            metadata: the user's small JSON.
+            guard: asked who owns which leaves; not asked again while nothing has changed.
+            own: paths at or under which nothing is the same on all ranks, whatever `replicated` says.
 
         Raises:
             UnsupportedLeafError: something in the state cannot be stored exactly; names its path.
-            UsageError: `metadata` is not small JSON; or another thread changed the state meanwhile.
+            UsageError: `metadata` is not small JSON; or another thread changed the state meanwhile; or, at the first
+                save, the state has nothing at a path of `replicated`.
         """
         about = encode_metadata(metadata)
-        plan = self._plan
-        prepared = None if plan is None else plan.prepare(state, step, about)
+        replicated = replace(self._replicated, own=tuple(own))
+        plan = self._plan if self._plan is not None and self._plan.replicated == replicated else None
+        prepared = None if plan is None else plan.prepare(state, step, about, guard)
         if prepared is not None:
             return prepared
         self._plan = None
-        shape = _Shape(state, self._kind_of)
-        for table in self._tables(plan, *shape.take_leaves()):
-            plan = _Plan(shape, table)
-            prepared = plan.prepare(state, step, about)
+        shape = Shape(state, self._kind_of, self._check)
+        for table in self._tables(plan, replicated, *shape.take_leaves()):
+            plan = _Plan(shape, table, replicated)
+            prepared = plan.prepare(state, step, about, guard)
             if prepared is not None:
                 self._plan = plan
                 return prepared
-        raise _changed()
+        raise changed_meanwhile()
 
-    def _tables(self, plan: _Plan | None, leaves: list[Any], paths: list[str]) -> Iterator[LeafTable]:
+    def _check(self, skeleton: Node) -> None:
+        if not self._checked:  # later a place may go, such as one of a phase of training that is over
+            self._replicated.check(skeleton)
+            self._checked = True
+
+    def _tables(
+        self, plan: _Plan | None, replicated: Replicated, leaves: list[Any], paths: list[str]
+    ) -> Iterator[LeafTable]:
         """Give the old table where only values around the leaves changed (a list of losses grows), then a new one."""
         if plan is not None and plan.table.names(leaves, paths):
             yield plan.table
-        yield LeafTable(leaves, paths, self._kind_of, self._chunk_bytes)
-
-
-def _changed() -> UsageError:
-    return UsageError("the state was changed by another thread while it was being saved; save it under your lock")
+        yield LeafTable(
+            leaves, paths, self._kind_of, self._chunk_bytes,
+            replicated=replicated, rank=self._rank, world=self._world,
+        )  # fmt: skip
 
 
 def _printable(text: str) -> str:
@@ -146,100 +234,31 @@ def _printable(text: str) -> str:
 class _Plan:
     """A shape and a table of leaves that belong together. Keeps no leaf alive."""
 
-    def __init__(self, shape: _Shape, table: LeafTable) -> None:
-        self.shape, self.table = shape, table
+    def __init__(self, shape: Shape, table: LeafTable, replicated: Replicated) -> None:
+        self.shape, self.table, self.replicated = shape, table, replicated
         self.picks = [picker([shape.leaf_places[i] for i in rows]) for rows in table.rows]
 
-    def prepare(self, state: object, step: int, metadata: bytes) -> Prepared | None:
+    def prepare(self, state: object, step: int, metadata: bytes, guard: Guard | None) -> Prepared | None:
         """Prepare a state of this plan; None if it is of another."""
         found = self.shape.structure.match(state)
         tree_json = None if found is None else self.shape.encode(found)
-        bound = None if found is None or tree_json is None else self.table.bind([pick(found) for pick in self.picks])
-        if bound is None or tree_json is None:
+        if found is None or tree_json is None:
             return None
-        (addresses, keep), layout = bound, self.table.layout
-        room = len(tree_json) + len(self.table.json) + len(metadata)
+        table, groups = self.table, [pick(found) for pick in self.picks]
+        bound = table.bind(groups)
+        if bound is None:
+            return None
+        owned: Ownership | None = None if guard is None else table.owned(guard, groups, bound)
+        room = len(tree_json) + len(table.json) + len(metadata)
         room += 40 * self.shape.values  # so that numbers may get longer without a larger slot
-        room += 224 * len(layout.chunks) + 6 * (MAX_LINK + MAX_WRITER) + 1024
-        parts = {"metadata": metadata, "tree": tree_json, "leaves": self.table.json}
+        room += 224 * len(table.layout.chunks) + 6 * (MAX_LINK + MAX_WRITER) + 1024
+        parts = {"metadata": metadata, "tree": tree_json, "leaves": table.json}
         return Prepared(
-            step=step, layout=layout, addresses=cast("Sequence[int]", addresses), keep=keep, stable=self.table.stable,
-            manifest_room=format.padded(room), _parts={name: msgspec.Raw(part) for name, part in parts.items()},
+            step=step, layout=table.layout, addresses=cast("Sequence[int]", bound.addresses), keep=bound.keep,
+            stable=table.stable, manifest_room=format.padded(room), plan_digest=table.digest,
+            piece_paths=table.piece_paths, changeable=table.pieces.changeable,
+            unowned=table.pieces.changeable if owned is None else owned.unowned,
+            owned_chunks={} if owned is None else owned.chunks, owners=None if owned is None else owned.owners,
+            filler=table.filler(bound), _table=table,
+            _parts={name: msgspec.Raw(part) for name, part in parts.items()},
         )  # fmt: skip
-
-
-class _Shape:
-    """How a state is built, and its small values. Keeps no leaf alive once these are taken."""
-
-    def __init__(self, state: object, kind_of: KindTable) -> None:
-        values: list[Any] = []
-
-        def hole(value: Any) -> msgspec.Raw:
-            values.append(value)
-            return _HOLE
-
-        skeleton, leaves, self._paths = tree.flatten(state, lambda v: kind_of(v) is not None, hole)
-        self._leaves: list[Any] = leaves
-        self._fragments = _encode(skeleton).split(b"\0")
-        self._floats = [i for i, v in enumerate(values) if type(v) is float]
-        self._complex = [i for i, v in enumerate(values) if type(v) is complex]
-        self._known: _Values | None = None
-        self.values = len(values)
-
-        self.structure = Structure(state)
-        found, order = self.structure.match(state), self.structure.order
-        is_leaf = _leaf_places(found, order, leaves)
-        self.leaf_places = list(compress(order, is_leaf))
-        places = list(compress(order, map(operator.not_, is_leaf)))
-        self._pick = picker(places)
-        if len(self.leaf_places) != len(leaves) or len(places) != len(values):
-            raise _changed()
-
-    def take_leaves(self) -> tuple[list[Any], list[str]]:
-        """Give the leaves and paths that were found, once."""
-        taken = self._leaves, self._paths
-        self._leaves, self._paths = [], []
-        return taken
-
-    def encode(self, found: list[Any]) -> bytes | None:
-        """Give the tree as JSON; None if a string got so long that it is a leaf now.
-
-        Values that are as they were are not encoded again: those that compare equal, but floats by their bits.
-        """
-        values, known = self._pick(found), self._known
-        floats = np.fromiter((values[i] for i in self._floats), np.float64, len(self._floats)).view(np.uint64)
-        if known is None:
-            encoded = [_encode(nodes.encode_value(v)) for v in values]
-        else:
-            encoded = known.encoded.copy()
-            changed = {*compress(range(len(values)), map(operator.ne, values, known.values)), *self._complex}
-            changed.update(self._floats[i] for i in np.flatnonzero(floats != known.floats))
-            for i in changed:
-                value = values[i]
-                if type(value) in (str, bytes) and len(value) > SMALL_BYTES:
-                    return None
-                encoded[i] = _encode(nodes.encode_value(value))
-        self._known = _Values(values, floats, encoded)
-        parts = [b""] * (2 * len(encoded) + 1)
-        parts[0::2], parts[1::2] = self._fragments, encoded
-        return b"".join(parts)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The small values of the last save, and their JSON."""
-
-    values: Sequence[Any]
-    floats: NDArray[np.uint64]  # the bits of the floats among them
-    encoded: list[bytes]
-
-
-def _leaf_places(found: list[Any] | None, order: list[int], leaves: list[Any]) -> list[bool]:
-    """Tell, in depth-first order, which of the things found are leaves; the rest are small values."""
-    if found is None or len(found) != len(order):
-        raise _changed()
-    is_leaf, at = [], 0
-    for place in order:
-        is_leaf.append(at < len(leaves) and found[place] is leaves[at])
-        at += is_leaf[-1]
-    return is_leaf

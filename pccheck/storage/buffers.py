@@ -56,6 +56,7 @@ class BufferPool:
         _advise(self._map, "MADV_HUGEPAGE")
         base = int(np.frombuffer(self._map, np.uint8).__array_interface__["data"][0])
         skip = -base % (HUGE_PAGE if total >= HUGE_PAGE else PAGE)
+        self.memory = base + skip, total  # address and bytes of all buffers
         whole = memoryview(self._map)[skip : skip + total]
         starts = range(0, total, buffer_bytes)
         self._free = [Buffer(i, whole[s : s + buffer_bytes], base + skip + s) for i, s in enumerate(starts)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 
-from pccheck import format
 from pccheck.format import Record
 from pccheck.store.check import Check
 from pccheck.store.ledger import Entry, Ledger
@@ -22,11 +21,14 @@ class Books:
         ledger: the slots.
         kept: pinned checkpoints by file name.
         next_counter: the first counter to use.
+        agreed: the newest counter that all ranks hold.
     """
 
-    def __init__(self, check: Check, ledger: Ledger, kept: dict[str, Record], next_counter: int) -> None:
+    def __init__(
+        self, check: Check, ledger: Ledger, kept: dict[str, Record], *, next_counter: int, agreed: int
+    ) -> None:
         self.check, self.ledger, self.pins, self.next_counter = check, ledger, kept, next_counter
-        self.agreed = format.word_counter(check.word)  # the newest counter whose word is durable, on all ranks
+        self.agreed = agreed  # the newest counter whose word is durable, on all ranks
         self.base = 0  # the counter that this run restored
         self.lock, self.files_lock = threading.Lock(), threading.Lock()
 
@@ -43,7 +45,7 @@ class Books:
     def durable_entries(self) -> list[Entry]:
         """Give what is durable on all ranks and can be restored from slots, newest first."""
         with self.lock:
-            return [e for e in self.ledger.whole() if e.counter <= self.agreed]
+            return [e for e in self.ledger.whole() if e.counter <= self.agreed and not e.pending]
 
     def published(self) -> Entry | None:
         """Give the slot that the word names."""
@@ -58,5 +60,7 @@ class Books:
     def durable(self) -> list[Record]:
         """Give what is durable and restorable, newest first; a pinned checkpoint that is also in a slot comes once."""
         found = [e.record for e in self.durable_entries() if e.record]
-        found += [r for r in self.kept().values() if r.counter not in self.check.abandoned]
+        pending = {e.counter for e in self.entries() if e.pending}  # pinned by keep_every before all ranks hold them
+        kept = [r for r in self.kept().values() if r.counter not in self.check.abandoned]
+        found += [r for r in kept if r.counter not in pending]
         return sorted({r.identity: r for r in found}.values(), key=lambda r: -r.counter)

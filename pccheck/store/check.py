@@ -73,6 +73,11 @@ class Check:
         self._page.store(format.CHECK_ADDR_OFFSET, word)
         self._took(word)
 
+    def point_peer_at(self, word: int) -> None:
+        """Set PEER_ADDR: what all ranks hold; not durable before `sync`."""
+        self.assert_mine()
+        self._page.store(format.PEER_ADDR_OFFSET, word)
+
     def _took(self, word: int) -> None:
         self.word = word
         if self._mirrored:

@@ -1,57 +1,59 @@
-"""Agreement between ranks on what to restore and what is committed (floor 2: imports floor 0)."""
+"""How ranks hear of each other: one blob of each, which all can read (floor 2: imports floor 0).
+
+Everything that ranks agree on is worked out from these blobs (see agreement), so that a coordinator is no more than a
+place: a key-value store, a shared directory. Nothing in it needs to survive the job.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
-
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """What one rank holds when it opens its store."""
-
-    incarnation: int  # the greatest it has seen
-    counter: int  # the greatest it has used
-    whole: tuple[tuple[int, int, int], ...]  # (incarnation, counter, step) of each checkpoint that can be restored
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """What the ranks agreed on: this incarnation, the first counter to use."""
-
-    incarnation: int
-    next_counter: int
+from typing import Protocol, final
 
 
 class Coordinator(Protocol):
-    """How ranks agree. Calls come from several threads."""
+    """A place where each rank leaves one blob that all ranks can read. Thread-safe.
+
+    Attributes:
+        rank: of this process, from 0.
+        world: number of ranks.
+    """
 
     rank: int
     world: int
 
-    def open(self, held: Held, timeout_s: float) -> Opening:
-        """Agree on a new incarnation and the next counter."""
+    def publish(self, blob: bytes) -> None:
+        """Leave this rank's blob in place of its last one, whole or not at all.
 
-    def agree(self, *, counter: int, step: int, ok: bool, timeout_s: float) -> bool:
-        """Report one save; give whether all ranks hold it. A missing rank is a DeadlineError that names it."""
+        Raises CoordinatorLostError where the place is gone; never blocks for longer than its own time-out.
+        """
+
+    def read(self) -> list[bytes | None]:
+        """Give the newest blob of every rank, None where there is none; without waiting for any rank.
+
+        What earlier jobs left may be among them: the blobs themselves tell.
+        """
 
     def close(self) -> None:
-        """Leave."""
+        """Take this rank's blob away and leave. Idempotent; not called while another rank may still need the blob."""
 
 
+@final
 class Solo:
-    """One rank alone: its own publish is the agreement."""
+    """One rank alone: its own word is the agreement."""
 
     rank = 0
     world = 1
 
-    def open(self, held: Held, timeout_s: float) -> Opening:
-        """Give the next incarnation and counter."""
-        return Opening(incarnation=held.incarnation + 1, next_counter=held.counter + 1)
+    def __init__(self) -> None:
+        self._blob: bytes | None = None
 
-    def agree(self, *, counter: int, step: int, ok: bool, timeout_s: float) -> bool:
-        """Give what this rank reported, at once."""
-        return ok
+    def publish(self, blob: bytes) -> None:
+        """Keep the blob."""
+        self._blob = blob
+
+    def read(self) -> list[bytes | None]:
+        """Give it back."""
+        return [self._blob]
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Forget it."""
+        self._blob = None

@@ -84,21 +84,53 @@ class History:
         with self._books.files_lock:
             durable = self._books.durable_entries()
             doomed = {e.slot: e.record for e in durable if e.record and e.record.step == step}
-            left = [e for e in durable if e.slot not in doomed]
             names = [n for n, r in self._books.kept().items() if r.step == step]
             if not names and not doomed:
                 raise StepNotFoundError(step, [r.step for r in self._books.durable()], self._volume.path)
-            published = self._books.published()
-            if published is not None and published.slot in doomed:
-                self._point_at(next(iter(left), None))
-            self._remove_kept(names)
-            for slot, record in doomed.items():
-                self._slots.write_record(replace(record, state=SlotState.WITHDRAWN))
-                self._slots[slot].sync()
-                with self._books.lock:
-                    self._books.ledger.release(slot)
+            self._take_away(doomed, names)
 
-    def restored(self, record: Record, *, in_slot: bool, damaged: frozenset[int], branch: bool) -> None:
+    def withdraw(self, counter: int) -> None:
+        """Take a sealed checkpoint back, durably: some rank does not hold it, so it must never be restored."""
+        with self._books.files_lock:
+            entries = [e for e in self._books.entries() if e.state in (State.SEALED, State.PUBLISHED)]
+            doomed = {e.slot: e.record for e in entries if e.record and e.counter == counter}
+            self._take_away(doomed, [n for n, r in self._books.kept().items() if r.counter == counter])
+
+    def _take_away(self, doomed: dict[int, Record], names: list[str]) -> None:
+        self._move_off(doomed)
+        self._remove_kept(names)
+        for slot, record in doomed.items():
+            self._slots.write_record(replace(record, state=SlotState.WITHDRAWN))
+            self._slots[slot].sync()
+            with self._books.lock:
+                self._books.ledger.release(slot)
+
+    def _move_off(self, doomed: dict[int, Record]) -> None:
+        """Move the words off checkpoints that are to go, to the newest durable one that stays."""
+        books = self._books
+        with books.lock:
+            published = books.ledger.published
+            if not (published and published.slot in doomed) and books.agreed not in {
+                r.counter for r in doomed.values()
+            }:
+                return
+            durable = (e for e in books.ledger.whole() if e.counter <= books.agreed and not e.pending)
+            left = next((e for e in durable if e.slot not in doomed), None)
+            word = left.record.word if left and left.record else format.NO_WORD
+            if published and published.slot in doomed:
+                books.check.point_at(word)
+                if left is None:
+                    books.ledger.demote()
+                else:
+                    books.ledger.publish(left.slot)
+            books.agreed = format.word_counter(word)
+            books.check.point_peer_at(word)
+        books.check.sync()
+
+    def restored(
+        self, record: Record, *, in_slot: bool, damaged: frozenset[int], branch: bool, whole: bool = True,
+        newer_elsewhere: bool = False,
+    ) -> None:  # fmt: skip
         """Note what a restore found: go on from `record`, do not count what it passed over, free what it left behind.
 
         Args:
@@ -106,6 +138,8 @@ class History:
             in_slot: it was read from its slot (which may have been free, but not yet overwritten), not from kept/.
             damaged: counters that were passed over.
             branch: newer checkpoints are abandoned, durably and before anything is freed.
+            whole: every byte of that slot was verified.
+            newer_elsewhere: newer checkpoints are there, perhaps not in this store.
         """
         books = self._books
         with books.files_lock:
@@ -117,10 +151,9 @@ class History:
                 if in_slot and books.ledger[record.slot].state is State.FREE:
                     books.ledger.adopt(record.slot, record, abandoned=False)
                 if in_slot and books.ledger[record.slot].state in (State.SEALED, State.PUBLISHED):
-                    books.ledger.mark(record.slot, verified=True)
-            if branch and (
-                record.counter in books.check.abandoned or any(r.counter > record.counter for r in books.durable())
-            ):
+                    books.ledger.mark(record.slot, verified=books.ledger[record.slot].verified or whole)
+            newer = newer_elsewhere or any(r.counter > record.counter for r in books.durable())
+            if branch and (record.counter in books.check.abandoned or newer):
                 self._branch_from(record.counter)
             if branch or damaged:
                 self._point_at(next(iter(books.whole()), None))
@@ -142,6 +175,7 @@ class History:
             if word == self._books.check.word:
                 return
             self._books.check.point_at(word)
+            self._books.check.point_peer_at(word)
             self._books.agreed = format.word_counter(word)
             if entry is None:
                 self._books.ledger.demote()

@@ -74,6 +74,7 @@ class Entry:
         verified: this process wrote it, or checked all its digests.
         damaged: a restore passed over it.
         abandoned: a roll-back left it behind.
+        pending: sealed here, but not (yet) known to be held by all ranks; never so with one rank.
     """
 
     slot: int
@@ -82,6 +83,7 @@ class Entry:
     verified: bool = False
     damaged: bool = False
     abandoned: bool = False
+    pending: bool = False
 
     @property
     def whole(self) -> bool:
@@ -143,15 +145,15 @@ class Ledger:
         """Take a free slot for a checkpoint; its counter must be newer than any the ledger holds."""
         if record.slot != slot or any(e.counter == record.counter for e in self._entries.values()):
             raise LedgerError(slot, self._state(slot), f"reserve for counter {record.counter} of slot {record.slot}")
-        self._move(slot, Act.RESERVE, record=record, verified=False, damaged=False, abandoned=False)
+        self._move(slot, Act.RESERVE, record=record, verified=False, damaged=False, abandoned=False, pending=False)
 
     def adopt(self, slot: int, record: Record, *, abandoned: bool) -> None:
         """Count a record that another process sealed; it is not verified."""
         self._move(slot, Act.ADOPT, record=record, abandoned=abandoned)
 
-    def seal(self, slot: int, record: Record) -> None:
+    def seal(self, slot: int, record: Record, *, pending: bool = False) -> None:
         """Note that data and record of a slot are durable: this process wrote it, so it is verified."""
-        self._move(slot, Act.SEAL, record=record, verified=True)
+        self._move(slot, Act.SEAL, record=record, verified=True, pending=pending)
 
     def publish(self, slot: int) -> None:
         """Note that the word names this slot; the one it named before goes back to SEALED."""
@@ -168,7 +170,7 @@ class Ledger:
 
     def release(self, slot: int) -> None:
         """Make a sealed slot free."""
-        self._move(slot, Act.RELEASE, record=None, verified=False, damaged=False, abandoned=False)
+        self._move(slot, Act.RELEASE, record=None, verified=False, damaged=False, abandoned=False, pending=False)
 
     def fail(self, slot: int) -> None:
         """Make the slot of a failed save free: nothing of it counts."""
@@ -179,7 +181,13 @@ class Ledger:
         self._move(slot, Act.QUARANTINE, verified=False)
 
     def mark(
-        self, slot: int, *, verified: bool | None = None, damaged: bool | None = None, abandoned: bool | None = None
+        self,
+        slot: int,
+        *,
+        verified: bool | None = None,
+        damaged: bool | None = None,
+        abandoned: bool | None = None,
+        pending: bool | None = None,
     ) -> None:
         """Note what was learnt of a sealed or published slot."""
         entry = self._entries.get(slot)
@@ -190,6 +198,7 @@ class Ledger:
             verified=entry.verified if verified is None else verified,
             damaged=entry.damaged if damaged is None else damaged,
             abandoned=entry.abandoned if abandoned is None else abandoned,
+            pending=entry.pending if pending is None else pending,
         )
 
     def _state(self, slot: int) -> State | None:

@@ -1,4 +1,4 @@
-"""Opening a store for writing: the lock, CHECK, and what is there (floor 2: imports floors 0, 1, reader).
+"""Opening a store for writing: the lock, CHECK, and what all ranks hold (floor 2: imports floors 0, 1, reader, store).
 
 Nothing is adopted that this process has not made durable itself: a killed writer leaves checkpoints that only the page
 cache holds, and a restart that trusts them, frees older ones and then loses power loses everything (seen).
@@ -6,25 +6,24 @@ cache holds, and a restart that trusts them, frees older ones and then loses pow
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 import secrets
-import socket
-import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from pccheck import format
-from pccheck.errors import ContentError, MediumError, StoreTaken
+from pccheck.errors import ContentError, MediumError
 from pccheck.format import Abandoned, Record, SlotState
 from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
-from pccheck.store.coordination import Coordinator, Held
+from pccheck.store.agreement import Agreement
 from pccheck.store.ledger import Ledger
+from pccheck.store.locking import describe_self, take_lock
+from pccheck.store.neighbours import Neighbours
+from pccheck.store.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 
 
 @dataclass(kw_only=True)
@@ -37,72 +36,166 @@ class Opened:
     ledger: Ledger
     media: dict[int, Medium]
     kept: dict[str, Record]
-    incarnation: int
-    next_counter: int
+    opening: Opening
     word: int
+    agreed: int
     damaged: list[tuple[str, str]] = field(default_factory=list)  # file name, reason
 
 
-def open_for_writing(volume: Volume, coordinator: Coordinator, *, lock_timeout_s: float) -> Opened:
-    """Take the lock, rebuild what is damaged, adopt what is whole, and set the word.
+@dataclass(kw_only=True)
+class _Found:
+    """What lies in a store whose lock is held."""
 
-    Raises StoreTaken while another process has the lock.
+    check: CheckPage
+    media: dict[int, Medium]
+    store_id: bytes = b""
+    abandoned: Abandoned = field(default_factory=Abandoned)
+    sealed: dict[int, Record] = field(default_factory=dict)
+    kept: dict[str, Record] = field(default_factory=dict)
+    incarnation: int = 0
+    counter: int = 0
+    damaged: list[tuple[str, str]] = field(default_factory=list)
+
+
+def open_for_writing(
+    volume: Volume, agreement: Agreement, neighbours: Neighbours, *, lock_timeout_s: float, agree_timeout_s: float
+) -> Opened:
+    """Take the lock, rebuild what is damaged, agree with all ranks, adopt what all of them hold, and set the words.
+
+    Raises:
+        StoreTaken: another process has the lock, of this store or of one beside it.
+        RanksError, NoValidCheckpointError: as `worlds.decide`; or ranks are missing, restarted, or could not open.
     """
-    check = volume.check_page(create=True)
-    media: dict[int, Medium] = {}
+    found = _Found(check=volume.check_page(create=True), media={})
     try:
-        take_lock(volume, check, lock_timeout_s)
-        for name in volume.names():
-            if (slot := format.parse_slot_name(name)) is not None:
-                media[slot] = volume.open(name, write=True)
-        damaged: list[tuple[str, str]] = []
-        found = {s: r for s, m in media.items() if (r := _record_of(m, format.slot_name(s), damaged))}
-        _disown(volume, media, found)
-        kept = _read_kept(volume, damaged)
-        store_id = _superblock(check, volume, [*found.values(), *kept.values()], bool(media))
-        sealed = _sealed(found, store_id, damaged)
-        kept = {n: r for n, r in kept.items() if r.store_id == store_id and r.state is SlotState.SEALED}
-        pages = tuple(check.read(o, format.PAGE) for o in format.ABANDONED_OFFSETS)
-        on_disk = frozenset(r.counter for r in (*sealed.values(), *kept.values()))
-        abandoned = format.newest_abandoned((pages[0], pages[1])).pruned(on_disk)
-        for slot in sealed:
-            media[slot].sync()
-        volume.sync_names(format.KEPT_FOLDER)
-        volume.sync_names()
-        check.sync()  # the superblock before any word: a power loss that kept words alone would look like damage
-        ledger = Ledger()
-        for slot in media:
-            ledger.add(slot)
-        for slot, record in sealed.items():
-            ledger.adopt(slot, record, abandoned=record.counter in abandoned)
-        _warn_of_loss(check, volume, sealed, damaged)
-        opening = coordinator.open(_held(check, ledger, found, kept), lock_timeout_s)
-        newest = next(iter(ledger.whole()), None)
-        word = check.load(format.CHECK_ADDR_OFFSET)  # where nothing is whole, the last sign that something was
-        if format.word_counter(word) >= opening.next_counter:
-            word = format.NO_WORD  # no counter that was ever given out: a flipped bit
-        if newest and newest.record:
-            word = newest.record.word
-            ledger.publish(newest.slot)
-        for offset, value in (
-            (format.INCARNATION_OFFSET, opening.incarnation),
-            (format.LAST_COUNTER_OFFSET, opening.next_counter - 1),
-            (format.CHECK_ADDR_OFFSET, word),
-            (format.PEER_ADDR_OFFSET, word if coordinator.world == 1 else check.load(format.PEER_ADDR_OFFSET)),
-        ):
-            check.store(offset, value)
-        check.write(format.HOLDER_OFFSET, format.pack_holder(describe_self()))
-        check.sync()
+        _look(volume, found, lock_timeout_s)
+        neighbours.take(lock_timeout_s)
+        seen = Seen(own=_holding(found, agreement), others=neighbours.look())
+        opening = _agree(agreement, seen, volume.path, agree_timeout_s)
+        if agreement.world > 1:
+            _withdraw(volume, found, opening)
+        opened = _adopt(volume, found, opening, agreement)
+        neighbours.fence(opening.incarnation)
+        # Before anything is saved: a store that was never opened, while others hold checkpoints, is a store that was
+        # lost (see worlds), and what another rank has not withdrawn yet may be of the next counter.
+        agreement.start(opening.next_counter, opening.newest.counter if opening.newest else 0)
+        agreement.exchange("ready", b"", agree_timeout_s)
     except BaseException:
-        for medium in media.values():
+        for medium in found.media.values():
             medium.close()
-        check.close()
+        found.check.close()
         volume.close()
         raise
-    return Opened(
-        check=check, store_id=store_id, abandoned=abandoned, ledger=ledger, media=media, kept=kept,
-        incarnation=opening.incarnation, next_counter=opening.next_counter, word=word, damaged=damaged,
+    return opened
+
+
+def _look(volume: Volume, found: _Found, lock_timeout_s: float) -> None:
+    """Take the lock, see what is there, and make it durable; a CHECK that was lost is rebuilt."""
+    check, media, damaged = found.check, found.media, found.damaged
+    take_lock(volume, check, lock_timeout_s)
+    for name in volume.names():
+        if (slot := format.parse_slot_name(name)) is not None:
+            media[slot] = volume.open(name, write=True)
+    records = {s: r for s, m in media.items() if (r := _record_of(m, format.slot_name(s), damaged))}
+    _disown(volume, media, records)
+    kept = _read_kept(volume, damaged)
+    found.store_id = store_id = _superblock(check, volume, [*records.values(), *kept.values()], bool(media))
+    found.sealed = _sealed(records, store_id, damaged)
+    found.kept = {n: r for n, r in kept.items() if r.store_id == store_id and r.state is SlotState.SEALED}
+    pages = tuple(check.read(o, format.PAGE) for o in format.ABANDONED_OFFSETS)
+    found.abandoned = format.newest_abandoned((pages[0], pages[1]))
+    for slot in found.sealed:
+        media[slot].sync()
+    volume.sync_names(format.KEPT_FOLDER)
+    volume.sync_names()
+    check.sync()  # the superblock before any word: a power loss that kept words alone would look like damage
+    _warn_of_loss(check, volume, found.sealed, damaged)
+    found.incarnation, found.counter = _last(check, [*records.values(), *kept.values()])
+
+
+def _holding(found: _Found, agreement: Agreement) -> Holding:
+    """Tell what this store holds, as all ranks are told."""
+    flat = agreement.world == 1
+    records = {r.identity: r for r in (*found.sealed.values(), *found.kept.values())}
+    return Holding(
+        rank=FLAT if flat else agreement.rank, store_id=found.store_id.hex(),
+        sealed=tuple(Sealed(*r.identity, 1 if flat else r.world) for r in records.values()),
+        abandoned=found.abandoned.ranges, incarnation=found.incarnation, counter=found.counter,
+        agreed=format.word_counter(found.check.load(format.PEER_ADDR_OFFSET)),
     )  # fmt: skip
+
+
+def _agree(agreement: Agreement, seen: Seen, where: str, timeout_s: float) -> Opening:
+    agreement.join(timeout_s)
+    said = agreement.exchange("open", msgspec.json.encode(seen), timeout_s)
+    return decide([msgspec.json.decode(one, type=Seen) for one in said], where)
+
+
+def _withdraw(volume: Volume, found: _Found, opening: Opening) -> None:
+    """Take back, durably, what some rank does not hold: nothing may ever be put together from two lives of a job."""
+    newest = opening.newest.counter if opening.newest else 0
+    for slot, record in list(found.sealed.items()):
+        if not opening.holds(Sealed(*record.identity, record.world)):
+            page = format.pack_record(replace(record, state=SlotState.WITHDRAWN)).ljust(format.PAGE, b"\0")
+            found.media[slot].write_from(memoryview(page), 0)
+            found.media[slot].sync()
+            del found.sealed[slot]
+    for name, record in list(found.kept.items()):
+        # An older one that other ranks have let go of may be what its user pinned: it stays, and is no candidate.
+        if record.counter > newest and not opening.holds(Sealed(*record.identity, record.world)):
+            volume.remove(name)
+            volume.sync_names(format.KEPT_FOLDER)
+            del found.kept[name]
+
+
+def _adopt(volume: Volume, found: _Found, opening: Opening, agreement: Agreement) -> Opened:
+    """Enter what counts in a ledger, and set the words."""
+    check, alone = found.check, agreement.world == 1
+    abandoned = _abandoned(found, opening)
+    ledger = Ledger()
+    for slot in found.media:
+        ledger.add(slot)
+    for slot, record in found.sealed.items():
+        ledger.adopt(slot, record, abandoned=record.counter in abandoned)
+    newest = next(iter(ledger.whole()), None)
+    # With one rank, where nothing is whole, the word is the last sign that something was.
+    word = check.load(format.CHECK_ADDR_OFFSET) if alone else format.NO_WORD
+    if format.word_counter(word) >= opening.next_counter:
+        word = format.NO_WORD  # no counter that was ever given out: a flipped bit
+    if newest and newest.record:
+        word = newest.record.word
+        ledger.publish(newest.slot)
+    for offset, value in (
+        (format.INCARNATION_OFFSET, opening.incarnation),
+        (format.LAST_COUNTER_OFFSET, opening.next_counter - 1),
+        (format.CHECK_ADDR_OFFSET, word),
+        (format.PEER_ADDR_OFFSET, word),  # what was adopted is on all ranks
+    ):
+        check.store(offset, value)
+    check.write(format.HOLDER_OFFSET, format.pack_holder(describe_self()))
+    check.sync()
+    return Opened(
+        check=check, store_id=found.store_id, abandoned=abandoned, ledger=ledger, media=found.media, kept=found.kept,
+        opening=opening, word=word, agreed=format.word_counter(word), damaged=found.damaged,
+    )  # fmt: skip
+
+
+def _abandoned(found: _Found, opening: Opening) -> Abandoned:
+    """Give what roll-backs left behind, as far as it is still there; what other ranks know of it is written here, too.
+
+    A roll-back that a crash interrupted has been noted by some ranks only: all of them count it as done.
+    """
+    counters = frozenset(r.counter for r in (*found.sealed.values(), *found.kept.values()))
+    counters |= {s.counter for s in opening.held}
+    known = found.abandoned.pruned(counters)
+    if opening.abandoned == found.abandoned.ranges:
+        return known
+    every = Abandoned(sequence=found.abandoned.sequence + 1, ranges=opening.abandoned).pruned(counters)
+    page = format.pack_abandoned(every)
+    for copy in (every.sequence % 2, 1 - every.sequence % 2):  # as `Check.abandon`: one of them is whole after a crash
+        found.check.write(format.ABANDONED_OFFSETS[copy], page)
+        found.check.sync()
+    return every
 
 
 def _disown(volume: Volume, media: dict[int, Medium], found: dict[int, Record]) -> None:
@@ -146,7 +239,7 @@ def _superblock(check: CheckPage, volume: Volume, records: list[Record], used: b
     except ContentError as error:
         if used or raw.strip(b"\0"):
             text = f"{volume.path}: {error}; CHECK is rebuilt from the {len(records)} record(s) of the slots"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
     ids = Counter(r.store_id for r in records)
     store_id = ids.most_common(1)[0][0] if ids else secrets.token_bytes(16)
     check.write(format.SUPERBLOCK_OFFSET, format.pack_superblock(store_id))
@@ -178,82 +271,12 @@ def _warn_of_loss(check: CheckPage, volume: Volume, sealed: dict[int, Record], d
     warnings.warn(f"{text}, and no crash does this; look at the storage", RuntimeWarning, stacklevel=5)
 
 
-def _held(check: CheckPage, ledger: Ledger, found: dict[int, Record], kept: dict[str, Record]) -> Held:
-    records = [*found.values(), *kept.values()]
+def _last(check: CheckPage, records: list[Record]) -> tuple[int, int]:
+    """Give the greatest incarnation and counter that were ever used here."""
     last = max(check.load(format.LAST_COUNTER_OFFSET), format.word_counter(check.load(format.CHECK_ADDR_OFFSET)))
     incarnation = check.load(format.INCARNATION_OFFSET)
     sane = format.MAX_COUNTER // 2  # a flipped high bit in CHECK must not use up the counters
-    return Held(
-        incarnation=max([incarnation if incarnation < sane else 0, *(r.incarnation for r in records)]),
-        counter=max([last if last < sane else 0, *(r.counter for r in records)]),
-        whole=tuple(e.record.identity for e in ledger.whole() if e.record),
+    return (
+        max([incarnation if incarnation < sane else 0, *(r.incarnation for r in records)]),
+        max([last if last < sane else 0, *(r.counter for r in records)]),
     )
-
-
-# -- the lock and its holder ----------------------------------------------------------------------------------------
-
-_HOLDER = re.compile(r"pid (\d+), parent (\d+), boot (\S+), host (.+)")
-
-
-def describe_self() -> str:
-    """Give the text by which others know the holder of the lock."""
-    return f"pid {os.getpid()}, parent {os.getppid()}, boot {_boot_id()}, host {socket.gethostname()}"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
-def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
-    """Take the store's lock; wait for it only while its recorded holder is dead or unknown."""
-    deadline = time.monotonic() + timeout_s
-    while not _lock(volume):
-        holder = format.unpack_holder(check.read(format.HOLDER_OFFSET, format.SECTOR))
-        if holder is not None and _alive(holder):
-            raise StoreTaken(volume.path, holder, _hint(holder))
-        if time.monotonic() >= deadline:
-            hint = "Its recorded holder is dead, but a process that inherited its files still runs: end that one."
-            raise StoreTaken(volume.path, holder or "a process that did not leave its name", hint)
-        time.sleep(0.02)
-
-
-def _lock(volume: Volume) -> bool:
-    try:
-        return volume.lock()
-    except MediumError as error:
-        if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
-            raise
-        text = f"{error}; a second writer is noticed only when it has opened the store: its opening fences this one out"
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
-        return True
-
-
-def _alive(holder: str) -> bool:
-    match = _HOLDER.fullmatch(holder)
-    if not match or match[3] != _boot_id() or match[4] != socket.gethostname():
-        return match is not None  # on another host or boot: cannot be told from here, and its lock is held
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _hint(holder: str) -> str:
-    match = _HOLDER.fullmatch(holder)
-    if match and int(match[1]) == os.getpid():
-        return (
-            "That is this very process: it has a Checkpointer open there. close() that one first "
-            "(a `with` block does so; one that was dropped without it stays open until the process ends)."
-        )
-    if match and int(match[2]) == os.getppid():
-        return (
-            "It was started by the same parent as this process, as ranks of one job are: "
-            "give each rank a directory of its own, or pass coordinator= (several ranks share one store root)."
-        )
-    return ""

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from pccheck import format
 from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken, UsageError
-from pccheck.events import Event, Grew, Released
+from pccheck.events import Event, Grew
 from pccheck.format import MAX_COUNTER, Record, SlotState
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
-from pccheck.store import retention
+from pccheck.store.agreement import Agreement
 from pccheck.store.books import Books
 from pccheck.store.check import Check
-from pccheck.store.coordination import Coordinator
 from pccheck.store.history import History
 from pccheck.store.ledger import Entry, State
+from pccheck.store.neighbours import Neighbours
 from pccheck.store.opening import open_for_writing
+from pccheck.store.releasing import Releasing
+from pccheck.store.settling import Settling
 from pccheck.store.slots import Slots
 
 
@@ -32,8 +33,10 @@ class Store:
         volume: where the files are; the store owns and closes it.
         in_flight: slots to fill at once.
         keep: verified checkpoints to hold.
-        coordinator: how ranks agree.
+        agreement: with the other ranks; not joined yet; the owner closes it.
+        neighbours: the stores beside this one; closed by the store.
         lock_timeout_s: how long to wait for the lock of a dead holder.
+        agree_timeout_s: how long to wait for other ranks.
         verify: checks all digests of the checkpoint in a medium; raises ContentError or MediumError.
         notify: hears of `Released` and `Grew`.
     """
@@ -44,24 +47,46 @@ class Store:
         *,
         in_flight: int,
         keep: int,
-        coordinator: Coordinator,
+        agreement: Agreement,
+        neighbours: Neighbours,
         lock_timeout_s: float,
+        agree_timeout_s: float,
         verify: Callable[[Medium, Record], None],
         notify: Callable[[Event], None],
     ) -> None:
-        opened = open_for_writing(volume, coordinator, lock_timeout_s=lock_timeout_s)
+        opened = open_for_writing(
+            volume, agreement, neighbours, lock_timeout_s=lock_timeout_s, agree_timeout_s=agree_timeout_s
+        )
+        self.opening = opened.opening
         self.path, self.damaged = volume.path, tuple(opened.damaged)
         check = Check(
-            opened.check, volume.path, incarnation=opened.incarnation, word=opened.word, abandoned=opened.abandoned,
-            mirrored=coordinator.world == 1,
+            opened.check, volume.path, incarnation=opened.opening.incarnation, word=opened.word,
+            abandoned=opened.abandoned, mirrored=agreement.world == 1,
         )  # fmt: skip
-        self._volume, self._coordinator, self._verify, self._notify = volume, coordinator, verify, notify
-        self._store_id, self._wanted, self._keep = opened.store_id, in_flight + keep, keep
+        self._volume, self._verify, self._notify = volume, verify, notify
+        self._agreement, self._neighbours = agreement, neighbours
+        self._store_id, self._wanted = opened.store_id, in_flight + keep
         self.slots = Slots(volume, opened.media)
-        self.books = Books(check, opened.ledger, opened.kept, opened.next_counter)
-        # Quarantined slots whose file is to be removed once its writers have ended; guarded by `files_lock`.
-        self._dead: dict[int, Callable[[], bool]] = {}
+        self.books = Books(
+            check, opened.ledger, opened.kept, next_counter=opened.opening.next_counter, agreed=opened.agreed
+        )
+        self._releasing = Releasing(
+            self.books, self.slots, keep=keep, wanted=self._wanted, world=agreement.world, notify=notify
+        )
+        self.fail = self._releasing.fail
         self.history = History(volume, self.books, self.slots)
+        self.settling = Settling(self.books, self.history, agreement)
+
+    def steps(self) -> list[int]:
+        """Give the steps of all that is durable and restorable, newest first.
+
+        What a job of another number of ranks left is there until this one has agreed on a checkpoint of its own.
+        """
+        found = {r.counter: r.step for r in self.books.durable()}
+        if self.books.agreed < self.opening.next_counter:
+            others = [s for s in self.opening.complete if s.world != self._agreement.world]
+            found |= {s.counter: s.step for s in others if s.counter not in self.books.check.abandoned}
+        return [found[counter] for counter in sorted(found, reverse=True)]
 
     # -- reserve --------------------------------------------------------------------------------------------------
 
@@ -73,6 +98,7 @@ class Store:
                 raise UsageError(f"{self.path} has used all of its {MAX_COUNTER:,} counters; use another directory")
             self.books.next_counter += 1
             self.books.check.use_counter(counter)
+        self._agreement.expect(counter)
         return counter
 
     def ensure(self, slot_bytes: int) -> None:
@@ -87,7 +113,7 @@ class Store:
         with self.books.files_lock:
             with self.books.lock:
                 self.books.check.assert_mine()
-            self._bury()
+            self._releasing.bury()
             missing = max(0, self._wanted - usable)
             needed, free = self.slots.missing_bytes(slot_bytes, missing), self._volume.free_bytes()
             if needed > free > 0:  # all or nothing: half of it would be taken from others and serve nobody; 0 = unknown
@@ -141,8 +167,8 @@ class Store:
                 return None
             record = Record(
                 store_id=self._store_id, slot=slot, state=SlotState.FILLING, incarnation=self.books.check.incarnation,
-                counter=counter, step=step, base=self.books.base, rank=self._coordinator.rank,
-                world=self._coordinator.world, time_ns=time.time_ns(),
+                counter=counter, step=step, base=self.books.base, rank=self._agreement.rank,
+                world=self._agreement.world, time_ns=time.time_ns(),
             )  # fmt: skip
             self.books.ledger.reserve(slot, record)
             return record
@@ -150,14 +176,14 @@ class Store:
     def _make_room(self) -> None:
         """Free a slot, or take one more: whatever is not known to be superseded by something verified is held."""
         with self.books.files_lock:
-            if self._free_slots():
+            if self._releasing.free():
                 return
             self._settle_word()
-            if self._free_slots():
+            if self._releasing.free():
                 return
             # What another process left is verified, the newest first, before any of it is overwritten.
             for entry in self.books.whole():
-                if not entry.verified and self._verified(entry) and self._free_slots():
+                if not entry.verified and self._verified(entry) and self._releasing.free():
                     return
             self._add(1)
             self._notify(Grew(step=0, counter=0, slots=len(self.books.entries())))
@@ -170,7 +196,7 @@ class Store:
         check = self.books.check
         with self.books.lock:
             counter = format.word_counter(check.word)
-            if self._coordinator.world > 1 or counter <= self.books.agreed:
+            if self._agreement.world > 1 or counter <= self.books.agreed:
                 return
             check.point_at(check.word)
         check.sync()
@@ -202,7 +228,7 @@ class Store:
     def seal(self, record: Record) -> None:
         """Note that data and record are durable."""
         with self.books.lock:
-            self.books.ledger.seal(record.slot, record)
+            self.books.ledger.seal(record.slot, record, pending=self._agreement.world > 1)
         self.slots[record.slot].unlock()
 
     def publish(self, record: Record) -> bool:
@@ -233,88 +259,15 @@ class Store:
         except StoreTaken:
             return  # whoever took the store may use any of these slots; what was committed before that is durable
         with self.books.files_lock:
-            self._free_slots()
-            self._bury()
-            self._trim()
-
-    def _free_slots(self) -> bool:
-        with self.books.lock:
-            slots = retention.releasable(self.books.ledger.entries(), keep=self._keep, agreed=self.books.agreed)
-            freed = {slot: self.books.ledger[slot].record for slot in slots}
-        for slot, record in freed.items():
-            here = self.slots[slot].links() <= 1 or self.slots.replace(slot)
-            with self.books.lock:
-                self.books.ledger.release(slot)
-                if not here:
-                    self.books.ledger.retire(slot)
-            if record is not None:
-                self._notify(Released(step=record.step, counter=record.counter, slot=slot))
-        return bool(freed)
-
-    def _trim(self) -> None:
-        """Remove free slots that were added for readers, pins or quarantine and are not needed any more."""
-        with self.books.lock:
-            usable = [e for e in self.books.ledger.entries() if e.state is not State.QUARANTINED]
-            spare = [e.slot for e in usable if e.state is State.FREE][::-1][: max(0, len(usable) - self._wanted)]
-            for slot in spare:
-                self.books.ledger.retire(slot)
-        while spare:
-            try:
-                self.slots.remove(spare[-1])
-            except BaseException:
-                with self.books.lock:
-                    for slot in spare:
-                        self.books.ledger.add(slot)
-                raise
-            spare.pop()
-
-    def fail(
-        self, record: Record, *, quarantine: bool, reachable: bool, ended: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Take back a save that failed.
-
-        Args:
-            record: what it reserved.
-            quarantine: what the file holds is unknown (a sync failed, a writer did not end): never use it again.
-            reachable: whether it makes sense to write to the file; its record is then withdrawn at best effort.
-            ended: tells whether nobody writes to the file any more; from then on a quarantined one is removed.
-        """
-        entry = next((e for e in self.books.entries() if e.counter == record.counter), None)
-        if entry is None or entry.state is not State.FILLING:
-            return  # sealed: it is durable by its record, and the word may name it; retention frees it in its time
-        if reachable:
-            try:
-                self.slots.write_record(replace(record, state=SlotState.WITHDRAWN))
-            except (MediumError, CapacityError):
-                quarantine = True
-        with self.books.lock:
-            if quarantine:
-                self.books.ledger.quarantine(record.slot)
-            else:
-                self.books.ledger.fail(record.slot)
-        self.slots[record.slot].unlock()
-        if quarantine:
-            with self.books.files_lock:
-                self._dead[record.slot] = ended
-                try:
-                    self._bury()
-                except MediumError:
-                    pass  # the next save, which needs a slot in its place, tries again and meets the cause
-
-    def _bury(self) -> None:
-        """Remove the files of quarantined slots that nobody writes to any more.
-
-        Else a disk whose syncs go on failing would lose the space of one slot more with every save.
-        """
-        for slot in [slot for slot, ended in self._dead.items() if ended()]:
-            self.slots.remove(slot)
-            with self.books.lock:
-                self.books.ledger.retire(slot)
-            del self._dead[slot]
+            self._releasing.free()
+            self._releasing.bury()
+            self._releasing.trim()
+        if agreed:
+            self._neighbours.clear()
 
     def close(self) -> None:
         """Close every file and give the lock back."""
-        self._coordinator.close()
+        self._neighbours.close()
         self.slots.close()
         self.books.check.close()
         self._volume.close()

@@ -239,15 +239,12 @@ def too_short():
 REFUSED = [
     (lambda: torch.ones(2).as_subclass(Sub), "subclass"),
     (lambda: torch.nn.UninitializedParameter(), "subclass"),
-    (lambda: torch.ones(2, 2).to_sparse(), "to_dense"),
-    (lambda: torch.ones(2, 2).to_sparse_csr(), "to_dense"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind|subclass"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "unbind|subclass"),
     (quantized, "quantized"),
-    (lambda: torch.ones(2, device="meta"), "meta"),
+    (lambda: torch.sparse_coo_tensor(size=(2, 2), device="meta"), "to_dense"),
     (freed, "freed"),
     (too_short, "storage"),
-    (lambda: torch.Generator(), "no container"),
     (lambda: torch.nn.Linear(1, 1), "no container"),
 ]
 
@@ -376,9 +373,9 @@ def test_kinds_are_converted_where_dtype_and_shape_agree():
         load(save(state), like={"x": np.zeros(3, "<f2"), "y": like["y"]})
 
 
-def test_only_dense_tensors_can_be_restored_into():
-    with pytest.raises(UnsupportedLeafError, match="restored into"):
-        load(save([torch.ones(2)]), like=[torch.ones(2).to_sparse()])
+def test_a_subclass_that_is_not_registered_cannot_be_restored_into():
+    with pytest.raises(UnsupportedLeafError, match="register"):
+        load(save([torch.ones(2)]), like=[torch.ones(2).as_subclass(Sub)])
 
 
 # -- without torch ---------------------------------------------------------------------------------------------------
@@ -477,19 +474,3 @@ def test_the_tensor_is_made_over_the_bytes_it_was_given():
     data = bytearray(8)
     kind.build(spec(), memoryview(data))[0] = 1
     assert bytes(data) == np.array([1, 0], "<f4").tobytes()
-
-
-# -- a GPU -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_tensor_on_a_gpu_is_refused_and_can_be_restored_into():
-    with pytest.raises(UnsupportedLeafError, match=r"\.cpu\(\)"):
-        kind.describe(torch.ones(3, device="cuda"))
-    planner = Planner(kind_of, 4096)
-    planner.prepare([torch.ones(3)], step=0)
-    with pytest.raises(UnsupportedLeafError, match=r"\.cpu\(\)"):
-        planner.prepare([torch.ones(3, device="cuda")], step=1)
-    back = load(save([torch.ones(3)]), like=[torch.zeros(3, device="cuda")])
-    assert back[0].device.type == "cuda"

@@ -7,23 +7,30 @@ import subprocess
 import sys
 
 FLOORS = {
-    4: {"__main__", "cli", "printing", "audit"},
-    3: {"checkpointer", "view"},
+    4: {"__main__", "cli", "printing", "audit", "reports"},
+    3: {"checkpointer", "recovery", "view"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
-    | {"store.coordination"}
-    | {"saving.commit", "saving.save", "saving.flight", "saving.notifier"}
+    | {"store.coordination", "store.agreement", "store.channel", "store.shared_directory", "store.settling", "store.neighbours"}
+    | {"store.locking", "store.releasing"}
+    | {"reading.outline", "reading.world", "reading.loading", "reading.reads", "reading.gathering"}
+    | {"reading.restored", "reading.committed", "reading.members"}
+    | {"saving.commit", "saving.save", "saving.flight", "saving.notifier", "saving.captures", "saving.ordering"}
+    | {"saving.pipelines", "saving.shadow", "saving.snapshot", "saving.stats", "saving.watch", "saving.reports"}
+    | {"lifetime"}
     | {"reading.reader", "reading.chunks", "reading.listing", "reading.places", "reading.restoring", "reading.stored"}
     | {"pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}
-    | {"pipeline.job", "pipeline.schedule", "pipeline.gather"},
+    | {"pipeline.job", "pipeline.schedule", "pipeline.gather", "pipeline.fills", "pipeline.portable_fills"},
     1: {"storage.volume", "storage.directory", "storage.names", "storage.checkpage", "storage.medium"}
     | {"storage.media", "storage.memory", "storage.fileio", "storage.filesystem", "storage.forks"}
-    | {"storage.buffers", "storage.digest", "saving.sizing", "_native"}
+    | {"storage.buffers", "storage.digest", "storage.whole", "saving.sizing", "_native"}
     | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
-    | {"state.planner", "state.assembly"},
+    | {"state.assigning"}
+    | {"state.planner", "state.assembly", "state.describing", "state.owning", "state.filling", "state.shape"},
     0: {"errors", "options", "format", "events", "version", "leaves", "devices"}
     | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
-    | {"state.boxes"}
-    | {"state.fit", "store.ledger", "store.retention"}
+    | {"state.mismatch", "state.transfer"}
+    | {"state.boxes", "saving.choice", "state.shards", "state.dividing"}
+    | {"state.fit", "store.ledger", "store.retention", "store.verdicts", "store.worlds", "store.telling"}
     | {"pipeline", "reading", "saving", "state", "storage", "store"},  # the folders: their docstrings say what is in
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -32,10 +39,11 @@ BESIDE = "pccheck.testing"  # may import every room but cli; no room may import 
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "orbax", "flax", "tensorstore")
 # Looking must not repair: what `inspect` reaches may not hold, even indirectly, the code that writes.
-WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history")}
+WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history", "settling")}
 WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer"}
 READ_ONLY = {f"pccheck.{room}": WRITERS for room in ("cli", "printing", "audit", "view")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("listing", "reader", "places", "restoring", "stored")}
+READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("world", "loading", "committed", "gathering", "members")}
 # Floor 0 is pure: no I/O, no threads, no clock.
 IMPURE = {"os", "io", "pathlib", "time", "threading", "socket", "mmap", "subprocess", "concurrent", "queue", "tempfile"}
 
@@ -147,7 +155,7 @@ def test_import_pccheck_loads_no_framework():
 def test_adapters_use_public_names_only(adapters):
     import pccheck
 
-    public = {f"pccheck.{name}" for name in (*pccheck.__all__, "leaves", "errors")}
+    public = {f"pccheck.{name}" for name in (*pccheck.__all__, "leaves", "errors", "devices")}
     siblings = {"pccheck_orbax": {"pccheck_jax"}}
     wrong = []
     for m in adapters:

@@ -1,25 +1,23 @@
-"""Who is measured: small classes behind one protocol (bench: imports torch, safetensors, pccheck).
+"""Who is measured: pccheck, behind the protocol that all contenders have (bench: imports torch, pccheck, states).
 
 A contender is made in one process and used in another, so that before `prepare` it holds nothing but its options.
-Every peer makes its checkpoints durable (fsync) and keeps the newest one, as pccheck does with keep=1.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import warnings
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import safetensors.torch
-import torch
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.nn import Module
+from torch.optim import Optimizer
 
 import pccheck
+import pccheck_torch
+from pccheck.events import SnapshotPicked
 from pccheck.storage.directory import Directory
+from pccheck.store.coordination import Coordinator
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
 from .states import State
@@ -33,6 +31,9 @@ class Contender(Protocol):
 
     def prepare(self, directory: Path) -> None:
         """Open, in an empty directory."""
+
+    def train(self, model: Module, optimizer: Optimizer) -> Any:
+        """Hear of what will be trained, after `prepare`; give the state to save."""
 
     def save(self, step: int, state: State) -> None:
         """Save, and return as soon as training may go on."""
@@ -59,6 +60,8 @@ class Nothing:
 
     def prepare(self, directory: Path) -> None: ...
 
+    def train(self, model: Module, optimizer: Optimizer) -> Any: ...
+
     def save(self, step: int, state: State) -> None: ...
 
     def fence(self) -> None: ...
@@ -77,13 +80,14 @@ class Pccheck:
     """pccheck.
 
     Args:
-        snapshot: "lazy" or "copy".
+        snapshot: "copy", "lazy", "device" or "auto"; what is trained is attached where that makes a difference.
         in_flight: checkpoints at once.
         buffer_bytes: the pool; None = pccheck's own choice.
         writers: threads that write.
         writers_per_checkpoint: of these, how many may be at one checkpoint; None = all.
         total: (bytes per second, seconds) in turn of a medium made slow by `pccheck.testing.throttle`; () = not slow.
         stream_bytes_per_s: of each checkpoint's stream on that medium; 0 = not limited.
+        over: makes the coordinator of this rank, given the directory; None = one process alone.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Pccheck:
         writers_per_checkpoint: int | None = None,
         total: tuple[tuple[float, float], ...] = (),
         stream_bytes_per_s: float = 0.0,
+        over: Callable[[Path], Coordinator] | None = None,
     ) -> None:
         self.name = f"pccheck {snapshot}, in_flight {in_flight}"
         self.in_flight = in_flight
@@ -107,6 +112,8 @@ class Pccheck:
             "writers_per_checkpoint": writers_per_checkpoint,
         }
         self._total, self._stream_bytes_per_s = total, stream_bytes_per_s
+        self._over = over
+        self.picked = snapshot  # the mode that was told of last
 
     def prepare(self, directory: Path) -> None:
         self._directory = directory
@@ -115,8 +122,22 @@ class Pccheck:
             inner = Directory(os.fspath(directory), create=True, write=True)
             rate = Rate(self._total) if self._total else None
             where = ThrottledVolume(inner, total=rate, stream_bytes_per_s=self._stream_bytes_per_s or None)
+        if self._over is not None:
+            self._options["coordinator"] = self._over(directory)
+        if self.picked == "auto":
+            self._options["observer"] = self._observe
         self.checkpointer = pccheck.Checkpointer(where, **self._options)
         self.last: pccheck.Save | None = None
+
+    def _observe(self, event: Any) -> None:
+        if isinstance(event, SnapshotPicked):
+            self.picked = event.mode
+
+    def train(self, model: Module, optimizer: Optimizer) -> Any:
+        if self._options["snapshot"] in ("lazy", "auto"):
+            pccheck_torch.attach(self.checkpointer, optimizer)
+        self._training = pccheck_torch.TrainingState(model=model, optimizer=optimizer)
+        return self._training
 
     def save(self, step: int, state: State) -> None:
         self.last = self.checkpointer.save(step, state)
@@ -131,126 +152,13 @@ class Pccheck:
         self.checkpointer.wait()
 
     def restore(self, like: State) -> State | None:
+        if self._over is not None:  # the ranks restore together, each in place what it holds
+            assert self._training.restore(self.checkpointer), "nothing was saved"
+            self.checkpointer.close()
+            return like
         self.checkpointer.close()
         with pccheck.open(self._directory) as view:
             restored = view.restore()
         assert restored is not None, "nothing was saved"
         state: State = restored.state
         return state
-
-
-@final
-class TorchSave:
-    """torch.save into a new file, fsync, rename over the old one, fsync the directory."""
-
-    name = "torch.save + fsync"
-    in_flight = 1
-
-    def prepare(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-
-    def save(self, step: int, state: State) -> None:
-        with (self._directory / "new").open("wb") as file:
-            torch.save(state, file)
-        _commit_file(self._directory)
-
-    def fence(self) -> None: ...
-
-    def busy(self) -> bool:
-        return False
-
-    def finish(self) -> None: ...
-
-    def restore(self, like: State) -> State | None:
-        state: State = torch.load(self._directory / "checkpoint", weights_only=True)
-        return state
-
-
-@final
-class SafeTensors:
-    """safetensors into a new file, fsync, rename over the old one, fsync the directory."""
-
-    name = "safetensors + fsync"
-    in_flight = 1
-
-    def prepare(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-
-    def save(self, step: int, state: State) -> None:
-        flat = {f"{group}/{name}": t for group, tensors in state.items() for name, t in tensors.items()}
-        safetensors.torch.save_file(flat, self._directory / "new")
-        _commit_file(self._directory)
-
-    def fence(self) -> None: ...
-
-    def busy(self) -> bool:
-        return False
-
-    def finish(self) -> None: ...
-
-    def restore(self, like: State) -> State | None:
-        state: State = {}
-        for path, tensor in safetensors.torch.load_file(self._directory / "checkpoint").items():
-            group, name = path.split("/", 1)
-            state.setdefault(group, {})[name] = tensor
-        return state
-
-
-@final
-class DcpAsync:
-    """torch.distributed.checkpoint.async_save in a thread, one at a time, each in a folder of its own."""
-
-    name = "DCP async_save, thread"
-    in_flight = 1
-
-    def prepare(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._newest: Path | None = None
-        self._running: tuple[Future[Any], Path] | None = None
-        warnings.filterwarnings("ignore", module="torch.distributed")  # that no process group is set up: it is meant
-
-    def save(self, step: int, state: State) -> None:
-        self.finish()
-        path = self._directory / f"step-{step}"
-        future: Any = async_save(state, checkpoint_id=path, no_dist=True)
-        self._running = (future, path)
-
-    def fence(self) -> None: ...
-
-    def busy(self) -> bool:
-        return self._running is not None and not self._running[0].done()
-
-    def finish(self) -> None:
-        if self._running is None:
-            return
-        future, path = self._running
-        future.result()
-        self._running = None
-        if self._newest is not None and self._newest != path:
-            shutil.rmtree(self._newest)
-        self._newest = path
-
-    def restore(self, like: State) -> State | None:
-        state: State = {group: {n: torch.empty_like(t) for n, t in tensors.items()} for group, tensors in like.items()}
-        load(state, checkpoint_id=self._newest, no_dist=True)
-        return state
-
-
-def _commit_file(directory: Path) -> None:
-    """Make `new` durable and give it the name `checkpoint`."""
-    for path, flags in ((directory / "new", os.O_RDWR), (directory, os.O_RDONLY)):
-        fd = os.open(path, flags)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        if path != directory:
-            path.rename(directory / "checkpoint")
-
-
-def peers() -> list[Contender]:
-    """Give the peers."""
-    return [TorchSave(), SafeTensors(), DcpAsync()]

@@ -15,7 +15,7 @@ from tests.crash.processes import Server, Told, check_what_is_left, torch_traine
 
 POINTS = [
     "filling", "captured", "written", "data-synced", "sealed", "record-synced",
-    "published", "word-synced", "agreed", "released",
+    "published", "word-synced", "reported", "agreed", "released",
 ]  # fmt: skip
 KILLED = -signal.SIGKILL
 

@@ -53,7 +53,7 @@ def faulty(directory: Path, script: Script, **options: Any) -> pccheck.Checkpoin
 
 def pool_of(ck: pccheck.Checkpointer) -> tuple[int, int]:
     """Give free and all buffers of the pool."""
-    pipeline = ck._flight._pipeline
+    pipeline = ck._flight.pipelines.current
     return (pipeline.free_buffers, pipeline.buffers) if pipeline else (0, 0)
 
 

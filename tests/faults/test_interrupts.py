@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck.saving import flight
+from pccheck.saving import captures, flight, shadow, snapshot
 
 WAIT_S = 30
 
@@ -71,14 +71,18 @@ def lines_of(function):
 
 
 FUNCTIONS = (pccheck.Checkpointer.save, flight.Flight.launch, flight.Flight._admit, flight.Flight._submit)
-PLACES = [(f, line) for f in FUNCTIONS for line in sorted(lines_of(f))]
+FUNCTIONS += (flight.Flight._take, flight.Flight.await_snapshot, captures.Captures._wait)
+PLACES = [("copy", f, line) for f in FUNCTIONS for line in sorted(lines_of(f))]
+ASIDE = (snapshot.Snapshots.take, snapshot.Snapshots._take_aside, shadow.HostShadow.ready, shadow.HostShadow.room)
+ASIDE += (shadow.HostShadow.used_by, snapshot.Snapshots.captured_by)
+PLACES += [("device", f, line) for f in ASIDE for line in sorted(lines_of(f))]
 
 
-@pytest.mark.parametrize(("function", "line"), PLACES, ids=lambda x: getattr(x, "__name__", x))
-def test_ctrl_c_at_every_line_of_save(tmp_path, function, line):
+@pytest.mark.parametrize(("mode", "function", "line"), PLACES, ids=lambda x: getattr(x, "__name__", x))
+def test_ctrl_c_at_every_line_of_save(tmp_path, mode, function, line):
     """An interrupt raised at one line: no place is lost, nothing hangs, the next save works."""
     state = {"w": np.full(5000, 1.0)}
-    with pccheck.Checkpointer(tmp_path, in_flight=1, chunk_bytes=4096) as ck:
+    with pccheck.Checkpointer(tmp_path, in_flight=1, chunk_bytes=4096, snapshot=mode) as ck:
         ck.save(1, state)
         ck.wait(WAIT_S)
         hit = []

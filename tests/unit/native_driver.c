@@ -23,8 +23,10 @@ static uint64_t random_below(uint64_t limit) {
 typedef struct checkpoint {
   uint8_t *memory, *space; /* the sources; the byte space as it must be stored */
   size_t memory_bytes, space_bytes;
-  pcc_piece pieces[MAX_PIECES];
+  pcc_place places[MAX_PIECES];
+  uint64_t addresses[MAX_PIECES];
   pcc_chunk *chunks;
+  pcc_layout *layout;
   size_t piece_count, chunk_count;
   uint64_t file_bytes;
 } checkpoint;
@@ -35,12 +37,12 @@ static void make(checkpoint *c, size_t pieces, uint64_t largest) {
   c->piece_count = pieces;
   for (size_t i = 0; i < pieces; i++) {
     offset += 64 * random_below(3);
-    c->pieces[i].offset = offset;
-    c->pieces[i].length = lengths[i] = random_below(largest + 1);
+    c->places[i].offset = offset;
+    c->places[i].length = lengths[i] = random_below(largest + 1);
     offset = (offset + lengths[i] + 63) / 64 * 64;
     c->memory_bytes += lengths[i] + 64;
   }
-  uint64_t data = pieces ? c->pieces[pieces - 1].offset + lengths[pieces - 1] : 0;
+  uint64_t data = pieces ? c->places[pieces - 1].offset + lengths[pieces - 1] : 0;
   c->chunk_count = (data + CHUNK - 1) / CHUNK;
   c->space_bytes = c->chunk_count * CHUNK;
   c->file_bytes = CHUNK + c->space_bytes;
@@ -50,18 +52,20 @@ static void make(checkpoint *c, size_t pieces, uint64_t largest) {
   uint8_t *at = c->memory;
   for (size_t i = 0; i < pieces; i++) {
     at += random_below(64); /* any alignment */
-    c->pieces[i].address = at;
+    c->addresses[i] = (uint64_t)(uintptr_t)at;
     for (uint64_t b = 0; b < lengths[i]; b++) at[b] = (uint8_t)random_below(256);
-    memcpy(c->space + c->pieces[i].offset, at, lengths[i]);
+    memcpy(c->space + c->places[i].offset, at, lengths[i]);
     at += lengths[i];
   }
   for (size_t i = 0; i < c->chunk_count; i++) {
     uint64_t start = i * CHUNK, left = data - start < CHUNK ? data - start : CHUNK;
     c->chunks[i] = (pcc_chunk){start, left, CHUNK + start, (left + PCC_PAGE - 1) / PCC_PAGE * PCC_PAGE};
   }
+  CHECK(pcc_layout_open(&c->layout, c->places, c->piece_count, c->chunks, c->chunk_count) == 0);
 }
 
 static void drop(checkpoint *c) {
+  pcc_layout_release(c->layout);
   free(c->memory);
   free(c->space);
   free(c->chunks);
@@ -78,7 +82,7 @@ static int new_file(const char *folder, uint64_t bytes) {
 static pcc_job *submit(pcc_pipeline *p, const checkpoint *c, int fd, uint32_t alignment, const uint8_t *prologue) {
   pcc_sink sink = {.fd = fd, .alignment = alignment};
   pcc_job *job = NULL;
-  CHECK(pcc_submit(p, c->pieces, c->piece_count, c->chunks, c->chunk_count, &sink, prologue, &job) == 0);
+  CHECK(pcc_submit(p, c->layout, c->addresses, false, &sink, prologue, &job) == 0);
   return job;
 }
 
@@ -271,7 +275,7 @@ static void check_mapped(const char *folder) {
     CHECK(map && map != MAP_FAILED);
     pcc_sink sink = {.fd = lead ? -1 : fd, .mapping = map + lead, .mapping_bytes = c.file_bytes, .alignment = 1};
     atomic_store(&untouched, lead ? NULL : map + CHUNK);
-    CHECK(pcc_submit(p, c.pieces, c.piece_count, c.chunks, c.chunk_count, &sink, prologue, &job) == 0);
+    CHECK(pcc_submit(p, c.layout, c.addresses, false, &sink, prologue, &job) == 0);
     CHECK(pcc_job_wait(p, job, PCC_ENDED, SECONDS(60)) && pcc_job_failure(p, job).error == 0);
     for (size_t i = 0; i < c.chunk_count; i++) {
       CHECK(memcmp(map + lead + CHUNK + c.chunks[i].start, c.space + c.chunks[i].start, c.chunks[i].stored) == 0);
@@ -314,6 +318,8 @@ static void check_reading(const char *folder) {
   close(fd);
 }
 
+#include "native_fills.h"
+
 int main(int argc, char **argv) {
   CHECK(argc == 3);
   state = strtoull(argv[2], NULL, 10);
@@ -329,6 +335,10 @@ int main(int argc, char **argv) {
     check_failures(argv[1], FULL, ENOSPC);
     check_cancel(argv[1], round == 0);
     check_mapped(argv[1]);
+    check_fills(argv[1], false);
+    check_fills(argv[1], true);
+    check_failed_fills(argv[1]);
+    check_pieces();
     check_reading(argv[1]);
   }
   puts("everything held");

@@ -14,9 +14,10 @@ import pytest
 import pccheck
 from pccheck import audit as audit_module
 from pccheck import format
-from pccheck.audit import StoreReport, audit, exit_code
+from pccheck.audit import audit
 from pccheck.errors import UsageError
 from pccheck.format import Abandoned, SlotState
+from pccheck.reports import StoreReport, exit_code, world_reports
 from pccheck.testing.slotfiles import check_file, slot_file
 
 STATE = {"model": {"w": np.arange(3000.0), "b": np.ones(5)}, "step": 3}
@@ -183,14 +184,48 @@ def test_nothing_valid_is_exit_1(tmp_path: Path) -> None:
 
 
 def test_ranks_have_a_report_each(tmp_path: Path) -> None:
-    for rank in (0, 1, 12):
-        put(tmp_path, f"rank-{rank:05d}/slot-000.pcc", slot_file(STATE, rank=rank, world=13))
+    for rank in (0, 1, 2):
+        put(tmp_path, f"rank-{rank:05d}/slot-000.pcc", slot_file(STATE, rank=rank, world=3))
+    put(tmp_path, "rank-00012/slot-000.pcc", slot_file(STATE, rank=12, world=13, counter=9))
     reports = audit(tmp_path)
-    assert [Path(r.path).name for r in reports] == ["rank-00000", "rank-00001", "rank-00012"]
-    assert [r.slots[0].rank for r in reports] == [0, 1, 12]
+    assert [Path(r.path).name for r in reports] == ["rank-00000", "rank-00001", "rank-00002", "rank-00012"]
+    assert [(r.rank, r.slots[0].rank) for r in reports] == [(0, 0), (1, 1), (2, 2), (12, 12)]
+    old, whole = world_reports(reports)
+    assert (old.world, old.counter, old.state, old.missing) == (13, 9, "incomplete", tuple(range(12)))
+    assert (whole.world, whole.counter, whole.state, whole.missing) == (3, 1, "complete", ())
     assert exit_code(reports) == 0
     put(tmp_path, "rank-00001/slot-000.pcc", bytes(70_000))
     assert exit_code(audit(tmp_path)) == 1
+
+
+def test_a_checkpoint_counts_only_if_all_ranks_hold_it(tmp_path: Path) -> None:
+    for rank, counters in enumerate([(5, 7), (5, 6)]):
+        for slot, counter in enumerate(counters):
+            data = slot_file(STATE, rank=rank, world=2, counter=counter, slot=slot, step=counter)
+            put(tmp_path, f"rank-{rank:05d}/slot-{slot:03d}.pcc", data)
+    reports = audit(tmp_path)
+    assert [(w.counter, w.state, w.missing) for w in world_reports(reports)] == [
+        (7, "incomplete", (1,)),
+        (6, "incomplete", (0,)),
+        (5, "complete", ()),
+    ]
+    assert exit_code(reports) == 0, "a crash in the middle of a commit is no damage"
+    put(tmp_path, "rank-00001/slot-000.pcc", flipped(slot_file(STATE, rank=1, world=2, counter=5, step=5), 65536))
+    reports = audit(tmp_path, verify=True)
+    assert [(w.counter, w.state, w.damaged) for w in world_reports(reports)][2] == (5, "damaged", (1,))
+    assert exit_code(reports) == 1
+    put(tmp_path, "rank-00001/slot-000.pcc", slot_file(STATE, rank=1, world=2, counter=4, step=5))
+    assert exit_code(audit(tmp_path)) == 1, "no checkpoint of all ranks is left"
+    put(tmp_path, "rank-00000/slot-002.pcc", slot_file(STATE, rank=1, world=2, counter=4, step=5, slot=2))
+    assert exit_code(audit(tmp_path)) == 1, "another rank's file in the wrong folder makes none"
+
+
+def test_a_branch_that_one_rank_knows_to_be_abandoned_is(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        put(tmp_path, f"rank-{rank:05d}/slot-000.pcc", slot_file(STATE, rank=rank, world=2, counter=3))
+    left = Abandoned(sequence=1, ranges=((3, 4),))
+    put(tmp_path, "rank-00001/CHECK", check_file(word=format.pack_word(3, 0), abandoned=left))
+    assert [w.state for w in world_reports(audit(tmp_path))] == ["abandoned"]
 
 
 def test_a_single_file(tmp_path: Path) -> None:
@@ -222,6 +257,14 @@ def test_progress_adds_up(tmp_path: Path) -> None:
     counts: list[tuple[int, int]] = []
     one(tmp_path, verify=True, progress=lambda name, count, total: counts.append((count, total)))
     assert sum(count for count, _ in counts) == counts[0][1] == 6 * 4096
+
+
+def test_progress_of_ranks_tells_their_files_apart(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        put(tmp_path, f"rank-{rank:05d}/slot-000.pcc", slot_file(STATE, rank=rank, world=2))
+    names: set[str] = set()
+    audit(tmp_path, verify=True, progress=lambda name, count, total: names.add(name))
+    assert names == {"rank-00000/slot-000.pcc", "rank-00001/slot-000.pcc"}
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:

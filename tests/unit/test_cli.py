@@ -181,6 +181,11 @@ def test_json_has_the_same_facts_under_the_documented_names(store: Path) -> None
     assert second["damages"] == [
         {"reason": "a chunk fails its digest", "offset": 131072, "length": 4096, "leaves": ["model/w"]}
     ]
+    assert told["all_ranks"] == []
+    for rank in (0, 1):
+        (store.parent / f"job/rank-{rank:05d}").mkdir(parents=True)
+        (store.parent / f"job/rank-{rank:05d}/slot-000.pcc").write_bytes(slot_file(STATE, rank=rank, world=2))
+    told["all_ranks"] = json.loads(run("inspect", store.parent / "job", "--json").stdout)["all_ranks"]
     documented = set(re.findall(r"^\| `([a-z_\[\].]+)` \|", DOCUMENT.read_text(), re.MULTILINE))
     assert keys(told) == documented
 
@@ -194,11 +199,20 @@ def test_json_of_a_file_and_of_ranks(store: Path, tmp_path: Path) -> None:
     done = run("inspect", tmp_path / "job", "--json")
     assert done.returncode == 0
     assert [s["slots"][0]["rank"] for s in json.loads(done.stdout)["stores"]] == [0, 1]
+    whole = {"step": 10, "counter": 1, "incarnation": 1, "world": 2, "abandoned": False, "damaged": []}
+    assert json.loads(done.stdout)["all_ranks"] == [{**whole, "state": "complete", "missing": []}]
+    assert "1 checkpoint of all ranks" in run("inspect", tmp_path / "job").stdout
+    newer = slot_file(STATE, rank=0, world=2, counter=2, step=20, slot=1)
+    (tmp_path / "job/rank-00000/slot-001.pcc").write_bytes(newer)  # a crash before rank 1 had sealed its part
+    text = run("inspect", tmp_path / "job")
+    assert text.returncode == 0
+    assert re.search(r"20 +2 +1 +2 +incomplete +not in rank 1", text.stdout)
+    assert re.search(r"10 +1 +1 +2 +complete\b", text.stdout)
     (tmp_path / "job/rank-00001/slot-000.pcc").write_bytes(bytes(70_000))
     text = run("inspect", tmp_path / "job")
     assert text.returncode == 1
     assert text.stdout.count("rank-0000") == 2
-    assert "1 store without a valid checkpoint" in text.stdout
+    assert "1 store without a valid checkpoint; no checkpoints of all ranks" in text.stdout
 
 
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:

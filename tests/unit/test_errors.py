@@ -20,6 +20,7 @@ SAMPLES = {
         (["a: missing", "b: unexpected"],),
         ["2 place(s)", "a: missing", "b: unexpected", "partial=True"],
     ),
+    "ChangedError": ((7, ["model/w", "model/b"]), ["step 7", "model/w, model/b", "fence()"]),
     "StepNotFoundError": ((7, [9, 3], "/run/ck"), ["/run/ck", "7", "[3, 9]"]),
     "ClosedError": (("closed",), ["closed"]),
     "ForkedError": (("forked",), ["forked"]),
@@ -32,12 +33,16 @@ SAMPLES = {
     "CapacityError": (("/run/ck", 5_000_000, 1_000), ["/run/ck", "5,000,000", "1,000", "lower in_flight"]),
     "DeadlineError": (("checkpoint 3 to be written", 1.25), ["1.2 s", "checkpoint 3 to be written"]),
     "SkippedError": ((12, "both slots are in flight"), ["12", "both slots are in flight"]),
+    "RanksError": (("rank 3 was restarted", [3]), ["rank 3 was restarted"]),
+    "RankTimeoutError": (("the verdict on step 7", 2.5, [1, 4]), ["2.5 s", "step 7", "missing: ranks 1, 4"]),
+    "CoordinatorLostError": (("the store at port 29500 cannot be reached",), ["29500"]),
     "StoreTaken": (("/run/ck", "process 12 on host a"), ["/run/ck", "process 12 on host a", "another directory"]),
 }
 GROUPS = {
     errors.UsageError: {"OptionError", "UnsupportedLeafError", "MismatchError", "StepNotFoundError"}
-    | {"ClosedError", "ForkedError"},
+    | {"ClosedError", "ForkedError", "ChangedError"},
     errors.MediumError: {"StoreGoneError"},
+    errors.RanksError: {"RankTimeoutError", "CoordinatorLostError"},
     errors.ContentError: {"FormatError", "DamagedError", "NoValidCheckpointError", "ReusedError"},
 }
 BUILTIN = {
@@ -46,6 +51,7 @@ BUILTIN = {
     "StepNotFoundError": LookupError,
     "MediumError": OSError,
     "DeadlineError": TimeoutError,
+    "RankTimeoutError": TimeoutError,
 }
 CLASSES = {name: c for name, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__}
 

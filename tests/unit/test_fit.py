@@ -178,7 +178,7 @@ def test_every_difference_is_reported_by_path(case):
     state, like, expected = LIKES[case]
     with pytest.raises(MismatchError) as caught:
         restored(state, like)
-    assert [dataclasses.astuple(m) for m in caught.value.mismatches] == expected
+    assert [(m.path, m.problem, m.expected, m.found) for m in caught.value.mismatches] == expected
     assert all(str(m) in str(caught.value) for m in caught.value.mismatches)
     _, mismatches, _ = restored(state, like, partial=True)
     assert mismatches == caught.value.mismatches

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 from pccheck.errors import FormatError, UsageError
 from pccheck.state import manifest
 from pccheck.state.assembly import assemble
+from pccheck.state.boxes import Box
 from pccheck.state.kinds import kind_of
-from pccheck.state.manifest import MAX_METADATA_BYTES, encode_metadata
+from pccheck.state.manifest import MAX_METADATA_BYTES, ChunkEntry, LeafEntry, Manifest, encode_metadata
 from pccheck.state.planner import Planner
 
 STATE = {
@@ -119,6 +122,14 @@ WRONG = {
     "dimensions without end": ("leaves", 0, "shape", [1] * 65),
     "shape is text": ("leaves", 0, "shape", "3"),
     "extra is a list": ("leaves", 0, "extra", []),
+    "part beyond the array": ("leaves", 0, "box", [[1], [3000]]),
+    "part before the array": ("leaves", 0, "box", [[-1], [3000]]),
+    "part of negative size": ("leaves", 0, "box", [[0], [-3000]]),
+    "part of another rank": ("leaves", 0, "box", [[0, 0], [3000, 1]]),
+    "part without sizes": ("leaves", 0, "box", [[0]]),
+    "part of too few bytes": ("leaves", 0, "box", [[0], [2999]]),
+    "empty part with bytes": ("leaves", 0, "box", [[0], [0]]),
+    "part in another order": ("leaves", 3, "box", [[0, 0], [3, 2]]),
     "no leaf named": ("tree", None),
     "leaf unknown": ("tree", {"is": "leaf", "index": 99}),
     "node unknown": ("tree", {"is": "set", "items": []}),
@@ -132,6 +143,35 @@ WRONG = {
 def test_a_wrong_claim_is_a_format_error(case):
     with pytest.raises(FormatError):
         manifest.decode(edited(*WRONG[case]))
+
+
+def test_a_part_of_an_array_is_read_back():
+    for box, nbytes in ((Box((5,), (3000,)), 12_000), (Box((0,), (3000,)), 12_000)):
+        data = edited("leaves", 0, "shape", [4000])
+        data = data.replace(
+            b'"shape":[4000]', b'"shape":[4000],"box":%s' % msgspec.json.encode([box.offsets, box.sizes])
+        )
+        spec = manifest.decode(data).leaves[0].spec()
+        assert (spec.shape, spec.local_shape, spec.box, spec.nbytes) == ((4000,), (3000,), box, nbytes)
+    assert manifest.decode(edited("leaves", 1, "box", [[2, 0], [0, 0]])).leaves[1].spec().box == Box((2, 0), (0, 0))
+    whole = manifest.decode(edited("leaves", 3, "box", [[0, 0], [3, 4]])).leaves[3].spec()
+    assert (whole.box, whole.extra["stride"]) == (Box.whole((3, 4)), [1, 3]), "all of an array may be in any order"
+    assert manifest.decode(edited("leaves", 1, "box", None)).leaves[1].spec().box is None
+    assert b"box" not in DATA, "what is whole says nothing of parts"
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "format.md"
+
+
+@pytest.mark.parametrize(
+    ("heading", "struct"), [("The manifest", Manifest), ("A leaf", LeafEntry), ("A chunk", ChunkEntry)]
+)
+def test_the_document_tells_every_member(heading, struct):
+    text = DOCUMENT.read_text().split("\n## The manifest\n")[1].split("\n## ")[0]
+    part = text if heading == "The manifest" else text.split(f"\n{heading}:\n")[1]
+    rows = re.search(r"\|[-|]+\|\n((?:\|.*\n)+)", part)[1].splitlines()
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(told) == sorted(struct.__struct_fields__)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, len(DATA) - 1])

@@ -12,7 +12,7 @@ import pytest
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.leaves import LeafSpec, dense_strides, is_dense
 from pccheck.state import numpy_dtypes, numpy_leaves
-from pccheck.state.numpy_leaves import NumpyKind
+from pccheck.state.numpy_leaves import NumpyKind, as_numpy
 from pccheck.testing.compare import difference
 
 KIND = NumpyKind()
@@ -331,3 +331,52 @@ def test_convert_gives_scalars_for_scalars_and_arrays_for_arrays():
     assert type(KIND.convert(array, np.float32(0))) is np.float32
     assert type(KIND.convert(np.float32(3), array)) is np.ndarray
     assert KIND.convert(array, array) is array
+
+
+def test_assign_copies_in_place_and_refuses_what_cannot_be_written():
+    target, source = np.zeros((2, 3), order="F"), np.arange(6.0).reshape(2, 3)
+    assert KIND.assignable(target)
+    KIND.assign(target, source)
+    np.testing.assert_array_equal(target, source)
+    target.flags.writeable = False
+    for refused in (target, np.float64(1)):
+        assert not KIND.assignable(refused)
+        with pytest.raises(UnsupportedLeafError, match="cannot be written"):
+            KIND.assign(refused, source)
+
+
+def row(name, dtype, shape, offset, nbytes):
+    return {"name": name, "dtype": dtype, "shape": shape, "offset": offset, "nbytes": nbytes}
+
+
+def test_a_leaf_of_parts_comes_back_as_a_dict_where_its_framework_is_not_installed():
+    data = memoryview(bytearray(np.arange(4, dtype="<i8").tobytes().ljust(64, b"\0") + np.ones(3, "<f4").tobytes()))
+    rows = [row("indices", "int64", [2, 2], 0, 32), row("values", "float32", [3], 64, 12), row("odd", "x9", [3], 0, 6)]
+    spec = LeafSpec(kind="sparse", dtype="float32", shape=(9, 9), nbytes=len(data), extra={"parts": rows})
+    found = as_numpy(spec, data)
+    assert list(found) == ["indices", "values", "odd"]
+    np.testing.assert_array_equal(found["indices"], [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(found["values"], np.ones(3, "<f4"))
+    assert found["odd"].dtype == "V2"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [row("a", "int64", [2], 72, 16)],
+        [row("a", "int64", [2], -8, 16)],
+        [row("a", "int64", [3], 0, 16)],
+        [row("a", "int64", [2.0], 0, 16)],
+        [row("a", "int64", ["2"], 0, 16)],
+        [row("a", "int64", 2, 0, 16)],
+        [row("a", "int64", [2], 1 << 70, 16)],
+        [{"name": "a"}],
+        [7],
+        7,
+        {"a": 1},
+    ],
+)
+def test_parts_that_cannot_be_are_refused(parts):
+    spec = LeafSpec(kind="sparse", dtype="float32", shape=(9,), nbytes=76, extra={"parts": parts})
+    with pytest.raises(FormatError):
+        as_numpy(spec, memoryview(bytearray(76)))

@@ -19,13 +19,14 @@ WHOLE = {  # field: (lowest, highest)
     "chunk_bytes": (4096, 1 << 30),
     "buffer_bytes": (32 * MIB, 1 << 46),
 }
-SECONDS = ("max_block_s", "write_timeout_s", "lock_timeout_s", "exit_timeout_s")
+SECONDS = ("max_block_s", "write_timeout_s", "lock_timeout_s", "exit_timeout_s", "agree_timeout_s")
 CHOICES = {
-    "snapshot": ("copy", "lazy"),
+    "snapshot": ("copy", "lazy", "device", "auto"),
     "when_full": ("block", "skip"),
     "on_error": ("raise", "warn"),
     "pipeline": ("auto", "native", "portable"),
 }
+FLAGS = ("debug_captures",)
 
 
 def refused(field, value, **others):
@@ -51,7 +52,7 @@ def test_the_defaults_are_the_documented_ones():
 
 
 def test_every_field_is_held_by_a_test_here():
-    assert {f.name for f in dataclasses.fields(Options)} == {*WHOLE, *SECONDS, *CHOICES}
+    assert {f.name for f in dataclasses.fields(Options)} == {*WHOLE, *SECONDS, *CHOICES, *FLAGS, "replicated"}
 
 
 @pytest.mark.parametrize(("field", "ends"), WHOLE.items())
@@ -103,6 +104,24 @@ def test_choices_are_listed_when_refused(field, names):
     for value in ("", names[0].upper(), names[0] + " ", True, 1):
         error = refused(field, value)
         assert all(repr(name) in error.allowed for name in names)
+
+
+@pytest.mark.parametrize("field", FLAGS)
+def test_flags_are_true_or_false(field):
+    assert getattr(Options(), field) is False
+    assert getattr(Options(**{field: True}), field) is True
+    for value in (None, 0, 1, "True"):
+        assert "True or False" in refused(field, value).allowed
+
+
+def test_replicated_is_all_nothing_or_paths():
+    paths = ["model", "optimizer"]
+    options = Options(replicated=paths)
+    paths.append("more")
+    assert options.replicated == ("model", "optimizer")
+    assert (Options().replicated, Options(replicated=True).replicated) == (False, True)
+    for value in ("model", None, 1, [1], {"model"}):
+        assert "list of paths" in refused("replicated", value).allowed
 
 
 def test_options_are_frozen_and_keyword_only():

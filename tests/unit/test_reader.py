@@ -22,6 +22,8 @@ from pccheck import format
 from pccheck.errors import ContentError, DamagedError, FormatError, MediumError, ReusedError
 from pccheck.format import Record, SlotState
 from pccheck.reading import chunks, reader
+from pccheck.reading.reads import read_wanted
+from pccheck.state.fit import Want
 from pccheck.state.manifest import Manifest
 from pccheck.storage.directory import Directory
 from pccheck.storage.medium import Medium
@@ -64,6 +66,12 @@ def leaf(payload: memoryview, manifest: Manifest, index: int) -> np.ndarray[Any,
     entry = manifest.leaves[index]
     raw = payload[entry.offset : entry.offset + entry.nbytes]
     return np.frombuffer(raw, entry.dtype).reshape(entry.shape)
+
+
+def leaves_of(medium: Medium, manifest: Manifest, *indices: int) -> list[memoryview]:
+    wants = [Want(index, None, manifest.leaves[index].spec()) for index in indices]
+    read, _ = read_wanted(medium, manifest, wants, threads=4)
+    return [read(index) for index in indices]
 
 
 def flip(data: bytearray, at: int) -> bytearray:
@@ -120,7 +128,7 @@ def test_a_checkpoint_without_data(folder: Directory) -> None:
     medium, record, manifest = opened(folder, slot_file({"empty": np.zeros(0)}))
     assert manifest.chunks == []
     assert bytes(reader.read_payload(medium, manifest)) == b""
-    assert bytes(reader.read_leaves(medium, manifest, [0])[0]) == b""
+    assert bytes(leaves_of(medium, manifest, 0)[0]) == b""
     assert reader.verify(medium, record, manifest) == []
 
 
@@ -130,18 +138,18 @@ def test_single_leaves_read_only_their_chunks(folder: Directory) -> None:
     last = manifest.chunks[-1]
     medium = put(folder, flip(data, last.offset))  # damage in the last leaf only
     for index in (0, 1, 2):
-        found = reader.read_leaves(medium, manifest, [index])[0]
+        found = leaves_of(medium, manifest, index)[0]
         assert bytes(found) == list(ARRAYS.values())[index].tobytes()
-    several = reader.read_leaves(medium, manifest, [1, 0, 1])
+    several = leaves_of(medium, manifest, 1, 0, 1)
     assert [len(part) for part in several] == [56, 12000, 56]
     with pytest.raises(DamagedError) as caught:
-        reader.read_leaves(medium, manifest, [3])
+        leaves_of(medium, manifest, 3)
     assert caught.value.leaves == ("optimizer/m",)
 
 
 def test_a_small_leaf_does_not_keep_its_chunk_alive(folder: Directory) -> None:
     medium, _, manifest = opened(folder, slot_file({"big": np.ones(1 << 16), "small": np.ones(2)}, chunk_bytes=1 << 20))
-    small = reader.read_leaves(medium, manifest, [1])[0]
+    small = leaves_of(medium, manifest, 1)[0]
     assert len(np.frombuffer(small.obj, np.uint8)) < 1 << 16
 
 

@@ -181,12 +181,19 @@ def test_one_ranks_store_and_the_folder_above(store: Path, tmp_path: Path) -> No
         assert seen.latest() == 30
 
 
-def test_several_ranks_must_be_named(store: Path, tmp_path: Path) -> None:
+def test_stores_that_only_lie_together_are_no_checkpoint_of_all(store: Path, tmp_path: Path) -> None:
+    """Each was saved by a Checkpointer of its own: opened one by one they are whole, together nothing was agreed."""
     for rank in (0, 1):
         (tmp_path / "job" / f"rank-{rank:05d}").mkdir(parents=True)
-        (tmp_path / "job" / f"rank-{rank:05d}" / "slot-000.pcc").write_bytes(sealed(10))
-    with pytest.raises(UsageError, match=r"2 stores.*rank-00000, rank-00001"):
-        view.open(tmp_path / "job")
+        data = sealed(10 + rank, rank=rank, world=2, counter=1 + rank)
+        (tmp_path / "job" / f"rank-{rank:05d}" / "slot-000.pcc").write_bytes(data)
+    with view.open(tmp_path / "job") as seen:
+        assert (seen.steps(), seen.latest(), seen.checkpoints, seen.keys()) == ([], None, [], [])
+        assert seen.restore() is None
+        with pytest.raises(UsageError, match="holds no checkpoint"):
+            seen.checkpoint()
+    with view.open(tmp_path / "job" / "rank-00001") as seen:
+        assert seen.latest() == 11
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path, store: Path) -> None:
@@ -554,6 +561,8 @@ def test_fuzzed_stores_never_crash(store: Path, edits: list[tuple[int, int]], pa
         if part == "C":
             place = (0, 4096, 8192, 12288, 16384)[at % 5] + at // 5 % 64
         data[place] = value
+    (store / "CHECK").write_bytes(check_file(word=format.pack_word(3, 2)))
+    (store / "slot-002.pcc").write_bytes(sealed(30, slot=2))
     (store / name).write_bytes(data)
     with view.open(store) as seen:
         try:

@@ -1,0 +1,214 @@
+"""All that the next training step depends on, as one object (imports torch and pccheck's public names)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+import pccheck
+from pccheck.errors import MismatchError, UsageError
+from pccheck_torch.modules import ModuleSection
+from pccheck_torch.optimizers import OptimizerSection
+from pccheck_torch.sections import Group, Problems, Section, Stateful, as_stored, grouped, is_stateful
+from pccheck_torch.values import Generator, Plain, Randomness
+
+# What may refuse a checkpoint only when it is asked to load it comes first, so that nothing else was touched then; and
+# the random generators come last, since loading might draw from them.
+_LOADED = ("loader", "scheduler", "scaler", "extras", "ema", "model", "optimizer", "rng")
+
+
+@final
+class TrainingState:
+    """Model, optimizer, schedule, random generators, data position: one state to save, one to load. Not thread-safe.
+
+        state = pccheck_torch.TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+        start = state.restore(ck)                      # 0 where there is no checkpoint yet
+        for step in range(start, steps):
+            ...
+            ck.save(step, state)
+
+    What is saved is a tree of dicts that is of use without this class as well: `restored.state["model"]` is what
+    `model.state_dict()` gave, `["optimizer"]` and the others likewise, `["rng"]` holds "python", "numpy", "torch" and
+    "cuda". DDP, DataParallel and `torch.compile` around a model leave no trace in the names.
+
+    No state dict is made anew while nothing was added, replaced or reallocated; whatever was is noticed. (So the memory
+    that `model.to(...)` gives up is held until the next save.)
+
+    Args:
+        model: a module, or a dict of them.
+        optimizer: an optimizer (or anything with `state_dict` and `load_state_dict`), or a list or dict of them.
+        scheduler: a learning rate scheduler, or a list or dict of them.
+        scaler: a GradScaler.
+        ema: a module such as AveragedModel, anything with `state_dict` and `load_state_dict`, or a tree of tensors.
+        loader: what knows the position in the data: a ResumableLoader, torchdata's StatefulDataLoader, or anything else
+            with `state_dict` and `load_state_dict`.
+        rng: whether the random generators of Python, NumPy, torch and CUDA are part of it.
+        extras: anything else: modules, optimizers, things with `state_dict` and `load_state_dict`, `torch.Generator`
+            and `numpy.random.Generator`, or plain values and trees of them, arrays included. Plain values are kept in
+            `state.extras`, where they are read and set: `state.extras["tokens"] += n`. Loading fills arrays, lists and
+            dicts in place, and puts other values there.
+
+    Raises:
+        UsageError: something is of a type that cannot be its part.
+    """
+
+    __pccheck_own__ = ("rng", "loader")  # differ between ranks, also where `replicated` says that all is the same
+
+    def __init__(
+        self,
+        *,
+        model: Module | Mapping[str, Module] | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        loader: Any = None,
+        rng: bool = True,
+        **extras: Any,
+    ) -> None:
+        self.extras: dict[str, Any] = extras
+        self.mismatches: tuple[pccheck.Mismatch, ...] = ()
+        self._ema = {"ema": ema}
+        made: dict[str, Section | None] = {
+            "model": None if model is None else grouped(model, _module),
+            "optimizer": None if optimizer is None else grouped(optimizer, _optimizer, lists=True),
+            "scheduler": None if scheduler is None else grouped(scheduler, _keyed, lists=True),
+            "scaler": None if scaler is None else _keyed(scaler),
+            "ema": None if ema is None else _any(self._ema, "ema"),
+            "rng": Randomness() if rng else None,
+            "loader": None if loader is None else _stateful(loader),
+            "extras": Group({name: _any(extras, name) for name in extras}) if extras else None,
+        }
+        self._sections: dict[str, Section] = {name: s for name, s in made.items() if s is not None}
+
+    def __pccheck_state__(self) -> dict[str, Any]:
+        """Give the tree that `Checkpointer.save` saves."""
+        return {name: section.tree() for name, section in self._sections.items()}
+
+    def restore(self, ck: pccheck.Checkpointer, step: int | None = None, *, partial: bool = False) -> int:
+        """Restore the newest checkpoint, or that of `step`, and load it: give the step to go on with.
+
+        With several ranks each reads only the parts that it holds (of DTensors, of their optimizer state).
+
+        Args:
+            ck: where to restore from.
+            step: None = the newest; an older one starts a branch, as in `Checkpointer.restore`.
+            partial: as in `load`.
+
+        Raises as `Checkpointer.restore` does; MismatchError before anything was read or changed.
+        """
+        return self.load(ck.restore(step, like=_Asked(self, partial), partial=partial), partial=partial)
+
+    def load(self, restored: pccheck.Restored | None, *, partial: bool = False) -> int:
+        """Load a restored checkpoint: give the step to go on with, 0 where there was none.
+
+        Models are filled in place, optimizers through their `load_state_dict`, the random generators last. What `ck`
+        still captures must be waited for first (`ck.fence()`), which `ck.restore()` has done.
+
+        Args:
+            restored: what `Checkpointer.restore` gave.
+            partial: load what fits, and leave what does not to `self.mismatches`.
+
+        Raises:
+            MismatchError: lists everything missing, unexpected, or of another shape or dtype; nothing was changed.
+        """
+        self.mismatches = ()
+        if restored is None:
+            return 0
+        stored = restored.state
+        self.mismatches = tuple(self._check(stored))
+        if self.mismatches and not partial:
+            raise MismatchError(self.mismatches)
+        for name in _LOADED:
+            if name in self._sections and isinstance(stored, Mapping) and name in stored:
+                self._sections[name].load(stored[name])
+        return restored.step + 1
+
+    def _check(self, stored: Any) -> list[pccheck.Mismatch]:
+        found = Problems()
+        if not isinstance(stored, Mapping):
+            found.differs("", "type", "the tree of a TrainingState", type(stored).__name__)
+            return found.found
+        for name, section in self._sections.items():
+            if name in stored:
+                section.check(stored[name], name, found)
+            else:
+                found.missing(name, section.tree())
+        for name in stored:
+            if name not in self._sections:
+                found.unexpected(name, stored[name])
+        return found.found
+
+    def _asked(self, stored: Any, *, partial: bool) -> Any:
+        problems = self._check(stored)
+        if problems and not partial:
+            raise MismatchError(problems)
+        if not isinstance(stored, Mapping):
+            return as_stored(stored)
+        return {
+            name: self._sections[name].asked(part) if name in self._sections else as_stored(part)
+            for name, part in stored.items()
+        }
+
+    def __repr__(self) -> str:
+        return f"<TrainingState of {', '.join(self._sections) or 'nothing'}>"
+
+
+@final
+class _Asked:
+    """Stands for a TrainingState as the `like` of a restore: what is asked for depends on what is stored.
+
+    A fresh optimizer has no state to be asked for, and must get what the checkpoint has.
+    """
+
+    def __init__(self, state: TrainingState, partial: bool) -> None:
+        self._state, self._partial = state, partial
+
+    def __pccheck_like__(self, stored: Any) -> Any:
+        return self._state._asked(stored, partial=self._partial)
+
+
+def _module(value: Any) -> Section:
+    if not isinstance(value, Module):
+        raise UsageError(f"model= takes modules, not a {type(value).__qualname__}; give it as an extra")
+    return ModuleSection(value)
+
+
+def _optimizer(value: Any) -> Section:
+    return OptimizerSection(value) if isinstance(value, Optimizer) else _stateful(value)
+
+
+def _keyed(value: Any) -> Section:
+    _assert_stateful(value)
+    return Stateful(value, keys=True)
+
+
+def _stateful(value: Any) -> Section:
+    _assert_stateful(value)
+    return Stateful(value)
+
+
+def _assert_stateful(value: Any) -> None:
+    if not is_stateful(value):
+        raise UsageError(
+            f"a {type(value).__qualname__} has no state_dict and load_state_dict, so that it cannot be a part of a "
+            "training state; a DataLoader goes into a pccheck_torch.ResumableLoader, plain values are extras"
+        )
+
+
+def _any(holder: dict[str, Any], name: str) -> Section:
+    value = holder[name]
+    if isinstance(value, Module):
+        return ModuleSection(value)
+    if isinstance(value, Optimizer):
+        return OptimizerSection(value)
+    if is_stateful(value):
+        return Stateful(value)
+    if isinstance(value, (torch.Generator, np.random.Generator)):
+        return Generator(value)
+    return Plain(holder, name)

@@ -1,0 +1,196 @@
+"""Which bytes of which ranks a restore needs, and what they make together (floor 2: imports gathering and below).
+
+A leaf that some rank stored exactly as it is wanted is read from there, in place. Any other is put together from what
+the stores of all ranks have of it: together they must have each wanted element. Equal boxes are copies, as of a
+parameter that is sharded along one axis of a mesh only; boxes that overlap otherwise are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeAlias, final
+
+from pccheck.errors import FormatError
+from pccheck.leaves import dense_strides
+from pccheck.reading.gathering import Copying, Gathered, Place, gather, own_rooms
+from pccheck.state.boxes import Box
+from pccheck.state.fit import Want
+from pccheck.state.manifest import LeafEntry, Manifest
+from pccheck.state.mismatch import told
+from pccheck.state.transfer import Transfer, overlapping
+from pccheck.storage.medium import Medium
+
+_EMPTY = memoryview(bytearray())
+_NAMED_RANKS = 16
+
+Key: TypeAlias = Hashable  # equal for leaves that are the same bytes seen through the same box
+
+
+class Source(NamedTuple):
+    """What one rank stores of a leaf."""
+
+    rank: int
+    entry: LeafEntry
+
+    @property
+    def box(self) -> Box:
+        """The part of the global array that it is."""
+        return Box.whole(self.entry.shape) if self.entry.box is None else Box(*self.entry.box)
+
+    @property
+    def place(self) -> Place:
+        """Where it lies in its rank's byte space."""
+        return self.entry.offset, self.entry.nbytes
+
+
+class _Part(NamedTuple):
+    """A leaf to be put together."""
+
+    box: Box
+    itemsize: int
+    sources: tuple[Source, ...]
+
+
+@final
+class Reads:
+    """Collects what is wanted, then says what to read of each rank. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, Key] = {}  # of each leaf that is wanted
+        self._places: dict[Key, tuple[int, Place]] = {}
+        self._parts: dict[Key, _Part] = {}
+        self._data: dict[Key, memoryview] = {}
+
+    def want_stored(self, index: int, source: Source) -> None:
+        """Want leaf `index` as this rank stored it."""
+        if source.entry.nbytes:
+            self._keys[index] = key = (source.rank, source.place)
+            self._places[key] = (source.rank, source.place)
+
+    def want_box(self, index: int, box: Box, sources: Sequence[Source]) -> None:
+        """Want a part of leaf `index`, in C order.
+
+        Args:
+            index: of the leaf.
+            box: the part of the global array.
+            sources: what ranks store of it; the first that is exactly this part is taken.
+
+        Raises:
+            FormatError: the sources leave holes in the part, or overlap in it unequally; names path and ranks.
+        """
+        if not box.elements:
+            return None
+        for source in sources:
+            if source.box == box and "stride" not in source.entry.extra:
+                return self.want_stored(index, source)
+        copies: dict[Box, Source] = {}
+        for source in sources:
+            if source.box.common(box) is not None:
+                copies.setdefault(source.box, source)
+        used = list(copies.values())
+        itemsize = _checked(box, used, sources)
+        if itemsize:
+            self._keys[index] = key = (box, tuple((source.rank, source.place) for source in used))
+            self._parts[key] = _Part(box, itemsize, tuple(used))
+        return None
+
+    def key(self, index: int) -> Key | None:
+        """Give what is equal for leaves that share their bytes, None for one without bytes."""
+        return self._keys.get(index)
+
+    def of_ranks(self, path: str) -> dict[int, tuple[list[Place], list[Copying]]]:
+        """Allocate what parts are put together in, and give what `gather` is to read of each rank.
+
+        `path` names, in errors, what the memory is for. Call it once, when everything is wanted.
+        """
+        rooms = own_rooms([part.box.elements * part.itemsize for part in self._parts.values()], path)
+        self._data = dict(zip(self._parts, rooms, strict=True))
+        found: dict[int, tuple[list[Place], list[Copying]]] = {}
+        for rank, place in self._places.values():
+            found.setdefault(rank, ([], []))[0].append(place)
+        for key, part in self._parts.items():
+            for source in part.sources:
+                transfer = Transfer(source.box, part.box, part.itemsize, self._data[key], _order(source.entry))
+                copying = Copying(offset=source.entry.offset, nbytes=source.entry.nbytes, transfer=transfer)
+                found.setdefault(source.rank, ([], []))[1].append(copying)
+        return found
+
+    def add(self, rank: int, gathered: Gathered) -> None:
+        """Take what was read of a rank."""
+        for key, (at, place) in self._places.items():
+            if at == rank:
+                self._data[key] = gathered.places[place]
+
+    def data(self, index: int) -> memoryview:
+        """Give the bytes of a wanted leaf: the same memory for leaves with the same key."""
+        key = self._keys.get(index)
+        return _EMPTY if key is None else self._data[key]
+
+
+def read_wanted(
+    medium: Medium, manifest: Manifest, wants: Sequence[Want] | None, *, threads: int
+) -> tuple[Callable[[int], memoryview], bool]:
+    """Read what is wanted of one slot alone; give what gives the bytes of each leaf, and whether all chunks were read.
+
+    Args:
+        medium: the slot.
+        manifest: its manifest.
+        wants: leaves and parts of them that lie in what is stored here; None = every leaf as it is stored.
+        threads: how many chunks are read at once, 1..64.
+
+    Errors as in `gather`, and FormatError for a part of elements that are stored packed.
+    """
+    reads, rank = Reads(), manifest.rank
+    if wants is None:
+        for index, entry in enumerate(manifest.leaves):
+            reads.want_stored(index, Source(rank, entry))
+    for want in wants or ():
+        source = Source(rank, manifest.leaves[want.index])
+        if want.spec.box is None or want.spec == source.entry.spec():
+            reads.want_stored(want.index, source)
+        else:
+            reads.want_box(want.index, want.spec.box, [source])
+    places, copyings = reads.of_ranks(medium.path).get(rank, ([], []))
+    gathered = gather(medium, manifest, places, copyings, threads=threads)
+    reads.add(rank, gathered)
+    return reads.data, gathered.chunks == len(manifest.chunks)
+
+
+def _order(entry: LeafEntry) -> list[int] | None:
+    """Give the axes in which a leaf's bytes are in C order; None for 0, 1, 2, ..."""
+    strides = dense_strides(entry.spec())
+    if strides is None:
+        return None
+    return sorted(range(len(strides)), key=lambda axis: (entry.shape[axis] > 1, -strides[axis]))
+
+
+def _checked(box: Box, used: Sequence[Source], sources: Sequence[Source]) -> int:
+    """Give the bytes per element of a part; FormatError unless the sources have each of its elements exactly once."""
+    path = sources[0].entry.path or "the state itself" if sources else "a leaf"
+    common = [c for c in (source.box.common(box) for source in used) if c is not None]
+    twice = overlapping(common)
+    if twice is not None:
+        a, b = (used[i].rank for i in twice)
+        raise FormatError(f"{path}: ranks {a} and {b} both store elements of {told(box)}: two checkpoints were mixed")
+    missing = box.elements - sum(c.elements for c in common)
+    if missing:
+        ranks = [source.rank for source in sources if source.box.elements]
+        raise FormatError(
+            f"{path}: {missing:,} of {box.elements:,} elements of {told(box)} are stored by no rank "
+            f"({named(ranks) if ranks else 'no rank'} stored any of it, of {len(sources)} asked)"
+        )
+    sizes = {divmod(source.entry.nbytes, source.box.elements) for source in used}
+    if any(rest for _, rest in sizes):
+        raise FormatError(
+            f"{path}: elements of {used[0].entry.dtype} are stored packed, so that {told(box)} cannot be taken out of "
+            f"{told(used[0].box)}; ask for all of that"
+        )
+    if len(sizes) > 1:
+        raise FormatError(f"{path}: {named([s.rank for s in used])} store elements of different sizes")
+    return next(iter(sizes))[0]
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Give ranks in words, the first 16."""
+    shown = ", ".join(map(str, ranks[:_NAMED_RANKS]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > _NAMED_RANKS else ''}"

@@ -1,0 +1,117 @@
+"""How a state is built, and its small values, as JSON that is made anew in part only (floor 1: imports floor 0)."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any, final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pccheck.errors import UsageError
+from pccheck.leaves import KindTable
+from pccheck.state import nodes, tree
+from pccheck.state.forms import SMALL_BYTES
+from pccheck.state.nodes import Node
+from pccheck.state.structure import Structure, picker
+
+_HOLE = msgspec.Raw(b"\0")  # JSON has no NUL byte, so that the text can be cut at the holes
+_encode = msgspec.json.Encoder().encode
+
+
+def changed_meanwhile() -> UsageError:
+    """Give the error that says that a state changed under the hands of who looks at it."""
+    return UsageError("the state was changed by another thread while it was being saved; save it under your lock")
+
+
+@final
+class Shape:
+    """How a state is built, and its small values. Keeps no leaf alive once these are taken.
+
+    Args:
+        state: what is saved.
+        kind_of: finds the kinds of its leaves.
+        check: called with the skeleton; what it raises goes on to the caller.
+
+    Raises:
+        UnsupportedLeafError: something in the state cannot be stored exactly; names its path.
+        UsageError: another thread changed the state meanwhile.
+    """
+
+    def __init__(self, state: object, kind_of: KindTable, check: Callable[[Node], None]) -> None:
+        values: list[Any] = []
+
+        def hole(value: Any) -> msgspec.Raw:
+            values.append(value)
+            return _HOLE
+
+        skeleton, leaves, self._paths = tree.flatten(state, lambda v: kind_of(v) is not None, hole)
+        check(skeleton)
+        self._leaves: list[Any] = leaves
+        self._fragments = _encode(skeleton).split(b"\0")
+        self._floats = [i for i, v in enumerate(values) if type(v) is float]
+        self._complex = [i for i, v in enumerate(values) if type(v) is complex]
+        self._known: _Values | None = None
+        self.values = len(values)
+
+        self.structure = Structure(state)
+        found, order = self.structure.match(state), self.structure.order
+        is_leaf = _leaf_places(found, order, leaves)
+        self.leaf_places = list(compress(order, is_leaf))
+        places = list(compress(order, map(operator.not_, is_leaf)))
+        self._pick = picker(places)
+        if len(self.leaf_places) != len(leaves) or len(places) != len(values):
+            raise changed_meanwhile()
+
+    def take_leaves(self) -> tuple[list[Any], list[str]]:
+        """Give the leaves and paths that were found, once."""
+        taken = self._leaves, self._paths
+        self._leaves, self._paths = [], []
+        return taken
+
+    def encode(self, found: list[Any]) -> bytes | None:
+        """Give the tree as JSON; None if a string got so long that it is a leaf now.
+
+        Values that are as they were are not encoded again: those that compare equal, but floats by their bits.
+        """
+        values, known = self._pick(found), self._known
+        floats = np.fromiter((values[i] for i in self._floats), np.float64, len(self._floats)).view(np.uint64)
+        if known is None:
+            encoded = [_encode(nodes.encode_value(v)) for v in values]
+        else:
+            encoded = known.encoded.copy()
+            changed = {*compress(range(len(values)), map(operator.ne, values, known.values)), *self._complex}
+            changed.update(self._floats[i] for i in np.flatnonzero(floats != known.floats))
+            for i in changed:
+                value = values[i]
+                if type(value) in (str, bytes) and len(value) > SMALL_BYTES:
+                    return None
+                encoded[i] = _encode(nodes.encode_value(value))
+        self._known = _Values(values, floats, encoded)
+        parts = [b""] * (2 * len(encoded) + 1)
+        parts[0::2], parts[1::2] = self._fragments, encoded
+        return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The small values of the last save, and their JSON."""
+
+    values: Sequence[Any]
+    floats: NDArray[np.uint64]  # the bits of the floats among them
+    encoded: list[bytes]
+
+
+def _leaf_places(found: list[Any] | None, order: list[int], leaves: list[Any]) -> list[bool]:
+    """Tell, in depth-first order, which of the things found are leaves; the rest are small values."""
+    if found is None or len(found) != len(order):
+        raise changed_meanwhile()
+    is_leaf, at = [], 0
+    for place in order:
+        is_leaf.append(at < len(leaves) and found[place] is leaves[at])
+        at += is_leaf[-1]
+    return is_leaf

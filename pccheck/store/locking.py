@@ -1,0 +1,81 @@
+"""The one writer lock of a store, and the name of its holder (floor 2: imports floors 0 and 1)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import time
+import warnings
+from pathlib import Path
+
+from pccheck import format
+from pccheck.errors import MediumError, StoreTaken
+from pccheck.storage.volume import CheckPage, Volume
+
+_HOLDER = re.compile(r"pid (\d+), parent (\d+), boot (\S+), host (.+)")
+
+
+def describe_self() -> str:
+    """Give the text by which others know the holder of the lock."""
+    return f"pid {os.getpid()}, parent {os.getppid()}, boot {_boot_id()}, host {socket.gethostname()}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
+    """Take the store's lock; wait for it only while its recorded holder is dead or unknown."""
+    deadline = time.monotonic() + timeout_s
+    while not _lock(volume):
+        holder = format.unpack_holder(check.read(format.HOLDER_OFFSET, format.SECTOR))
+        if holder is not None and _alive(holder):
+            raise StoreTaken(volume.path, holder, _hint(holder))
+        if time.monotonic() >= deadline:
+            hint = "Its recorded holder is dead, but a process that inherited its files still runs: end that one."
+            raise StoreTaken(volume.path, holder or "a process that did not leave its name", hint)
+        time.sleep(0.02)
+
+
+def _lock(volume: Volume) -> bool:
+    try:
+        return volume.lock()
+    except MediumError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
+            raise
+        text = f"{error}; a second writer is noticed only when it has opened the store: its opening fences this one out"
+        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        return True
+
+
+def _alive(holder: str) -> bool:
+    match = _HOLDER.fullmatch(holder)
+    if not match or match[3] != _boot_id() or match[4] != socket.gethostname():
+        return match is not None  # on another host or boot: cannot be told from here, and its lock is held
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _hint(holder: str) -> str:
+    match = _HOLDER.fullmatch(holder)
+    if match and int(match[1]) == os.getpid():
+        return (
+            "That is this very process: it has a Checkpointer open there. close() that one first "
+            "(a `with` block does so; one that was dropped without it stays open until the process ends)."
+        )
+    if match and int(match[2]) == os.getppid():
+        return (
+            "It was started by the same parent as this process, as ranks of one job are: "
+            "give each rank a directory of its own, or pass coordinator= (several ranks share one store root)."
+        )
+    return ""

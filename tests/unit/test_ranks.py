@@ -1,0 +1,523 @@
+"""Several ranks that save and restore together, over real files: agreement, failures, refusals, other worlds."""
+
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+import pccheck
+from pccheck import errors, format
+from pccheck.reading.listing import list_store
+from pccheck.storage.directory import Directory
+from tests.unit.job import WAIT_S, Job, assert_states, state
+
+# Saves fail here on purpose, each is asked how; a file system without locks is said to be one.
+pytestmark = [pytest.mark.filterwarnings("ignore:a save failed"), pytest.mark.filterwarnings("ignore:lock failed")]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Make jobs; all are closed in the end."""
+    made = []
+
+    def make(world=3, root=tmp_path, **options):
+        made.append(Job(root, world, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def look(folder):
+    volume = Directory(folder, create=False, write=False)
+    try:
+        return list_store(volume)
+    finally:
+        volume.close()
+
+
+def sealed(folder):
+    return sorted(f.record.counter for f in look(folder).files if f.sealed)
+
+
+def damage(folder, counter):
+    """Flip a byte in the payload of a checkpoint."""
+    for f in look(folder).files:
+        if f.sealed and f.record.counter == counter:
+            with (folder / f.name).open("r+b") as file:
+                file.seek(format.PAYLOAD_OFFSET)
+                byte = file.read(1)
+                file.seek(format.PAYLOAD_OFFSET)
+                file.write(bytes([byte[0] ^ 1]))
+
+
+# -- saving and restoring together ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_what_all_saved_all_restore(job, nodes):
+    j = job(nodes=nodes).start()
+    assert j.restore() == [None] * 3
+    j.commit(10, 20, 30)
+    assert [ck.latest() for ck in j.ranks] == [30] * 3
+    j.close()
+    j.start()
+    assert_states(j.restore(), 30, 3)
+    j.commit(40)
+    assert_states(j.restore(), 40, 3)
+
+
+def test_outcomes_are_those_of_all(job):
+    j = job().start()
+    saves = j.save(1)
+    assert [s.durable.result(WAIT_S) for s in saves] == [1] * 3
+    assert [s.outcome for s in saves] == ["committed"] * 3
+    assert len({s.counter for s in saves}) == 1
+
+
+def test_many_saves_at_once(job):
+    j = job(in_flight=3, keep=2).start()
+
+    def train(ck):
+        saves = [ck.save(step, state(ck.rank, step)) for step in range(30)]
+        ck.wait(WAIT_S)
+        return [s.outcome for s in saves]
+
+    for outcomes in j.all(train):
+        assert set(outcomes) <= {"committed", "superseded"}
+        assert outcomes[-1] == "committed"
+    assert [ck.steps() for ck in j.ranks] == [[28, 29]] * 3
+    assert [len(list((j.root / "ck" / f"rank-{r:05d}").glob("slot-*"))) for r in range(3)] == [5] * 3
+    j.close()
+    assert_states(j.start().restore(), 29, 3)
+
+
+def test_peer_addr_names_what_all_hold(job):
+    j = job().start()
+    j.commit(1, 2)
+    for r in range(3):
+        check = look(j.root / "ck" / f"rank-{r:05d}").check
+        assert format.word_counter(check.peer_word) == 2
+        assert check.peer_word == check.word
+
+
+def test_nothing_is_left_of_the_agreement(job):
+    j = job().start()
+    j.commit(1)
+    j.close()
+    assert list((j.root / "told").iterdir()) == []
+
+
+# -- one rank fails, refuses, skips, is late --------------------------------------------------------------------------
+
+
+def test_a_failure_on_one_rank_fails_the_save_on_all_and_costs_nothing_older(job):
+    j = job(on_error="warn")
+
+    def at(point):
+        if point == "sealed" and failing.is_set():
+            raise errors.MediumError("sync", "slot", OSError(5, "Input/output error"))
+
+    failing = threading.Event()
+    j.points[1] = at
+    j.start()
+    j.commit(1)
+    failing.set()
+    saves = j.save(2)
+    for rank, save in enumerate(saves):
+        error = save.durable.exception(WAIT_S)
+        assert isinstance(error, errors.MediumError if rank == 1 else errors.RanksError), error
+        assert save.outcome == "failed"
+        if rank != 1:
+            assert error.ranks == (1,)
+            assert "step 2 was not committed: rank 1: MediumError" in str(error)
+    failing.clear()
+    for r in range(3):
+        assert 2 not in sealed(j.root / "ck" / f"rank-{r:05d}")
+    assert [ck.latest() for ck in j.ranks] == [1] * 3
+    j.commit(3)
+    j.close()
+    assert_states(j.start().restore(), 3, 3)
+
+
+def test_a_state_that_one_rank_refuses(job):
+    j = job(on_error="warn").start()
+    j.commit(1)
+
+    def save(rank):
+        return j.ranks[rank].save(2, {"bad": object()} if rank == 2 else state(rank, 2))
+
+    saves = j.outcomes(save)
+    assert isinstance(saves[2], errors.UnsupportedLeafError)
+    for s in saves[:2]:
+        error = s.durable.exception(WAIT_S)
+        assert isinstance(error, errors.RanksError)
+        assert error.ranks == (2,)
+        assert "UnsupportedLeafError" in error.reason
+    j.commit(3)
+    assert [ck.steps() for ck in j.ranks] == [[3]] * 3
+
+
+def test_a_save_that_one_rank_skips(job):
+    j = job(world=2, in_flight=1, on_error="warn")
+    gate = threading.Event()
+    j.points[1] = lambda point: point == "captured" and gate.wait(WAIT_S)
+    j.start()
+    first = j.save(1)
+    second = j.ranks[1].save(2, state(1, 2), when_full="skip")
+    assert second.outcome == "skipped"
+    gate.set()
+    assert [s.durable.result(WAIT_S) for s in first] == [1, 1]
+    error = j.ranks[0].save(2, state(0, 2)).durable.exception(WAIT_S)
+    assert isinstance(error, errors.RanksError)
+    assert "rank 1: it skipped this save" in str(error)
+    j.commit(3)
+    j.close()
+    assert_states(j.start().restore(), 3, 2)
+
+
+def test_ranks_that_save_different_steps_are_named(job):
+    j = job(on_error="warn").start()
+    saves = j.all(lambda ck: ck.save(7 if ck.rank == 2 else 5, state(ck.rank, 5)))
+    for save in saves:
+        error = save.durable.exception(WAIT_S)
+        assert isinstance(error, errors.RanksError)
+        assert 2 in error.ranks
+        assert "step 7 on rank 2" in str(error)
+    j.close()
+    assert j.start().restore() == [None] * 3
+
+
+def test_a_late_rank_times_out_the_save_and_the_next_one_commits(job):
+    """Case 32: one rank sleeps in a save for ever; its step stays uncommitted, the old one stays, the next commits."""
+    j = job(agree_timeout_s=0.3, on_error="warn")
+    gate, sleeping = threading.Event(), threading.Event()
+
+    def at(point):
+        if point == "sealed" and sleeping.is_set():
+            sleeping.clear()
+            gate.wait(WAIT_S)
+
+    j.points[2] = at
+    j.options["agree_timeout_s"] = WAIT_S
+    j.start()
+    j.commit(1)
+    for ck in j.ranks:
+        object.__setattr__(ck.options, "agree_timeout_s", 0.3 if ck.rank < 2 else WAIT_S)
+    sleeping.set()
+    saves = j.save(2)
+    for save in saves[:2]:
+        error = save.durable.exception(WAIT_S)
+        assert isinstance(error, errors.RankTimeoutError)
+        assert error.ranks == (2,)
+        assert "missing: rank 2" in str(error)
+    assert [ck.latest() for ck in j.ranks[:2]] == [1, 1]
+    for ck in j.ranks:
+        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    third = j.save(3)
+    assert [s.durable.result(WAIT_S) for s in third] == [3] * 3
+    assert [ck.latest() for ck in j.ranks] == [3] * 3
+    gate.set()
+    assert isinstance(saves[2].durable.exception(WAIT_S), (errors.RanksError, type(None)))
+    j.commit(4)
+    assert [ck.steps() for ck in j.ranks] == [[4]] * 3
+    j.close()
+    assert_states(j.start().restore(), 4, 3)
+
+
+def test_slots_that_wait_for_a_verdict_are_bounded(job):
+    """A rank that saves nothing any more: the others stop after in_flight + 1 checkpoints that are not settled."""
+    j = job(world=2, in_flight=2, on_error="warn", agree_timeout_s=0.2).start()
+    one = j.ranks[0]
+    outcomes = []
+    for step in range(8):
+        save = one.save(step, state(0, step), when_full="block" if step < 3 else "skip")
+        outcomes.append(type(save.durable.exception(WAIT_S)).__name__)
+    assert outcomes == ["RankTimeoutError"] * 3 + ["SkippedError"] * 5
+    assert len(list((j.root / "ck/rank-00000").glob("slot-*"))) <= 2 * 2 + 1 + 1
+    for step in range(3):  # the other one comes after all
+        saved = j.ranks[1].save(step, state(1, step))
+        assert saved.durable.result(WAIT_S) == step
+    for step in range(3, 8):
+        error = j.ranks[1].save(step, state(1, step)).durable.exception(WAIT_S)
+        assert "rank 0: it skipped this save" in str(error)
+    j.commit(9)
+    j.close()
+    j.start()
+    assert_states(j.restore(), 9, 2)
+
+
+def test_a_lost_place_fails_saves_fast_and_close_hangs_nothing(job):
+    j = job(world=2, on_error="warn", agree_timeout_s=600).start()
+    j.commit(1)
+    waiting = j.ranks[0].save(2, state(0, 2))
+    shutil.rmtree(j.root / "told")
+    assert isinstance(waiting.durable.exception(WAIT_S), errors.CoordinatorLostError)
+    later = j.ranks[0].save(3, state(0, 3))
+    assert isinstance(later.durable.exception(WAIT_S), errors.CoordinatorLostError)
+    assert later.outcome == "failed"
+    j.close()
+    j.start()
+    assert_states(j.restore(), 1, 2)
+
+
+def test_a_rank_that_ends_is_not_waited_for(job):
+    j = job(world=2, on_error="warn", agree_timeout_s=600).start()
+    j.commit(1)
+    j.ranks[1].close()
+    error = j.ranks[0].save(2, state(0, 2)).durable.exception(WAIT_S)
+    assert isinstance(error, errors.RanksError)
+    assert "rank 1: it closed its Checkpointer" in str(error)
+
+
+# -- restoring together -----------------------------------------------------------------------------------------------
+
+
+def test_damage_on_one_rank_makes_all_fall_back(job):
+    j = job(keep=2).start()
+    j.commit(1, 2)
+    j.close()
+    damage(j.root / "ck/rank-00001", 2)
+    j.start()
+    restored = j.restore()
+    assert_states(restored, 1, 3)
+    for r in restored:
+        assert [s.counter for s in r.skipped] == [2]
+        assert "rank 1" in r.skipped[0].reason or "damaged" in r.skipped[0].reason
+    j.commit(3)
+    j.close()
+    assert_states(j.start().restore(), 3, 3)
+
+
+def test_without_fallback_all_raise(job):
+    j = job(keep=2).start()
+    j.commit(1, 2)
+    j.close()
+    damage(j.root / "ck/rank-00001", 2)
+    j.start()
+    found = j.outcomes(lambda r: j.ranks[r].restore(fallback=False))
+    assert [type(e) for e in found] == [errors.RanksError, errors.DamagedError, errors.RanksError]
+    assert found[0].ranks == (1,)
+
+
+def test_nothing_that_verifies_is_an_error_on_all(job):
+    j = job().start()
+    j.commit(1)
+    j.close()
+    damage(j.root / "ck/rank-00002", 1)
+    j.start()
+    found = j.outcomes(lambda r: j.ranks[r].restore())
+    assert [type(e) for e in found] == [errors.NoValidCheckpointError] * 3
+
+
+def test_a_roll_back_is_one_of_all_ranks(job):
+    j = job(keep=3).start()
+    j.commit(1, 2, 3)
+    assert_states(j.restore(step=1), 1, 3)
+    assert [ck.steps() for ck in j.ranks] == [[1]] * 3
+    j.close()
+    j.start()
+    assert_states(j.restore(), 1, 3)
+    assert_states(j.restore(step=3), 3, 3)  # after all
+    j.commit(4)
+    j.close()
+    assert_states(j.start().restore(), 4, 3)
+
+
+def test_a_roll_back_that_one_rank_has_not_noted(job, monkeypatch):
+    """A crash in the middle of it: it counts as done on all."""
+    j = job(keep=3).start()
+    j.commit(1, 2, 3)
+    history = j.ranks[0]._store.history
+    record = next(r for r in j.ranks[0]._store.books.durable() if r.step == 1)
+    history.restored(record, in_slot=True, damaged=frozenset(), branch=True)
+    j.kill()
+    j.start()
+    assert_states(j.restore(), 1, 3)
+
+
+def test_only_looking_changes_nothing(job):
+    j = job(keep=2).start()
+    j.commit(1, 2)
+    assert_states(j.restore(step=1, branch=False), 1, 3)
+    assert [ck.steps() for ck in j.ranks] == [[1, 2]] * 3
+
+
+def test_a_step_that_is_not_there_and_steps_that_differ(job):
+    j = job().start()
+    j.commit(1)
+    assert {type(e) for e in j.outcomes(lambda r: j.ranks[r].restore(step=9))} == {errors.StepNotFoundError}
+    found = j.outcomes(lambda r: j.ranks[r].restore(step=r))
+    assert {type(e) for e in found} == {errors.RanksError}
+    assert "0 on rank 0, 1 on rank 1, 2 on rank 2" in str(found[0])
+    assert_states(j.restore(step=1), 1, 3)
+
+
+def test_a_like_that_fits_one_rank_only(job):
+    j = job(world=2).start()
+    j.commit(1)
+    like = [state(0, 1), {"rank": 1, "step": 1, "x": np.zeros(3)}]
+    found = j.outcomes(lambda r: j.ranks[r].restore(like=like[r]))
+    assert [type(e) for e in found] == [errors.RanksError, errors.MismatchError]
+    assert_states(j.restore(), 1, 2)
+
+
+def test_a_restore_that_one_rank_does_not_join(job):
+    j = job(world=2, agree_timeout_s=0.3).start()
+    with pytest.raises(errors.RankTimeoutError, match="'restore'; missing: rank 1"):
+        j.ranks[0].restore()
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_not_all_ranks_hold_is_withdrawn(job):
+    """Ranks that died at different points: {5, 7} and {5, 6} give 5."""
+    j = job(world=2, in_flight=3, keep=3, on_error="warn", agree_timeout_s=0.2).start()
+    for step in range(1, 6):
+        j.commit(step)
+
+    a, b = j.ranks
+    a.save(7, state(0, 7)).durable.exception(WAIT_S)
+    b.save(6, state(1, 6)).durable.exception(WAIT_S)
+    j.kill()
+    j.options["agree_timeout_s"] = WAIT_S
+    j.start()
+    folders = [j.root / "ck" / f"rank-0000{r}" for r in range(2)]
+    assert [max(sealed(f)) for f in folders] == [5, 5]
+    assert_states(j.restore(), 5, 2)
+    assert [s.counter for s in j.save(8)] == [7, 7]
+
+
+def test_a_lost_folder_is_an_error_that_names_it_and_changes_nothing(job):
+    j = job().start()
+    j.commit(1)
+    j.close()
+    shutil.rmtree(j.root / "ck/rank-00001")
+    before = [sealed(j.root / "ck" / f"rank-0000{r}") for r in (0, 2)]
+    for _ in range(2):  # the second time its folder is there, though empty
+        found = j.outcomes(j.open)
+        assert {type(e) for e in found} == {errors.RanksError}
+        assert {e.ranks for e in found} == {(1,)}
+    assert [sealed(j.root / "ck" / f"rank-0000{r}") for r in (0, 2)] == before
+
+
+def test_a_rank_that_is_missing_at_the_start_is_named(job):
+    j = job(agree_timeout_s=0.3)
+    found = j.outcomes(j.open, ranks=[0, 2])
+    assert {type(e) for e in found} == {errors.RankTimeoutError}
+    assert {e.ranks for e in found} == {(1,)}
+
+
+def test_a_rank_that_cannot_open_its_store_is_told_of(job):
+    j = job(world=2)
+    (j.root / "ck").mkdir()
+    (j.root / "ck/rank-00001").write_text("a file where a folder must be")
+    found = j.outcomes(j.open)
+    assert isinstance(found[1], errors.MediumError)
+    assert isinstance(found[0], errors.RanksError)
+    assert "rank 1 left before 'open': it could not open its store" in str(found[0])
+
+
+def test_two_jobs_cannot_have_one_root(job, tmp_path):
+    j = job(world=2).start()
+    j.commit(1)
+    other = Job(tmp_path / "other", 2)
+    other.place = lambda rank: tmp_path / "ck"
+    found = other.outcomes(other.open)
+    assert any(isinstance(e, errors.StoreTaken) for e in found)
+    with pytest.raises(errors.StoreTaken):
+        pccheck.Checkpointer(tmp_path / "ck")
+    j.commit(2)
+    other.end()
+
+
+# -- other worlds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (2, 3), (2, 1), (1, 2), (3, 1)])
+def test_another_number_of_ranks_goes_on(job, old, new):
+    a = job(world=old).start()
+    a.commit(1, 2)
+    a.close()
+    b = job(world=new).start()
+    assert [ck.latest() for ck in b.ranks] == [2] * new
+    assert_states(b.restore(), 2, old)
+    kept = {f.name for f in (b.root / "ck").iterdir()}
+    assert any(n.startswith("rank-") for n in kept) == (old > 1 or new > 1)
+    saves = b.save(3)
+    assert [s.durable.result(WAIT_S) for s in saves] == [3] * new
+    assert {s.counter for s in saves} == {3}, "counters go on"
+    b.close()
+    left = {f.name for f in (b.root / "ck").iterdir()}
+    assert {n for n in left if n.startswith("rank-")} == ({f"rank-0000{r}" for r in range(new)} if new > 1 else set())
+    assert any(n.startswith("slot-") for n in left) == (new == 1)
+    c = job(world=new).start()
+    assert_states(c.restore(), 3, new)
+
+
+def test_the_old_world_stays_until_the_new_one_has_agreed(job):
+    a = job(world=3).start()
+    a.commit(1)
+    a.close()
+    b = job(world=2, on_error="warn", agree_timeout_s=0.2).start()
+    b.ranks[0].save(2, state(0, 2)).durable.exception(WAIT_S)  # not agreed
+    b.kill()
+    c = job(world=3).start()
+    assert_states(c.restore(), 1, 3)
+
+
+def test_pinned_checkpoints_of_an_old_world_stay(job):
+    a = job(world=3).start()
+    a.commit(1)
+    a.all(lambda ck: ck.pin(1))
+    a.commit(2)
+    a.close()
+    b = job(world=2).start()
+    b.commit(3)
+    assert_states(b.restore(step=1), 1, 3)
+    b.close()
+    assert (b.root / "ck/rank-00002/kept").is_dir()
+    assert_states(job(world=2).start().restore(step=1), 1, 3)
+
+
+def test_a_zombie_of_the_old_world_loses_its_store(job, monkeypatch):
+    """Where locks do not work: the old ranks still run when the new ones start."""
+    import errno
+    import fcntl
+
+    def no_locks(fd, how):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    old = job(world=3, on_error="warn", agree_timeout_s=1.0).start()
+    old.commit(1)
+    new = Job(old.root, 2)
+    new.open = lambda rank: pccheck.Checkpointer(
+        old.root / "ck", coordinator=pccheck.SharedDirectory(old.root / "new", rank=rank, world=2), chunk_bytes=4096
+    )
+    new.start()
+    assert_states(new.restore(), 1, 3)
+    new.commit(2)
+    saves = old.outcomes(lambda r: old.ranks[r].save(9, state(r, 9)))
+    for s in saves:
+        error = s if isinstance(s, Exception) else s.durable.exception(WAIT_S)
+        assert isinstance(error, (errors.StoreTaken, errors.RanksError, errors.StoreGoneError))
+    new.close()
+    new.start()
+    assert_states(new.restore(), 2, 2)
+    new.end()
+
+
+@pytest.mark.parametrize("new", [2, 4])
+def test_another_number_of_ranks_on_disks_of_their_own_is_an_error(job, new):
+    a = job(world=3, nodes=True).start()
+    a.commit(1)
+    a.close()
+    b = job(world=new, nodes=True)
+    found = b.outcomes(b.open)
+    assert {type(e) for e in found} == {errors.RanksError}
+    c = job(world=3, nodes=True).start()
+    assert_states(c.restore(), 1, 3)
