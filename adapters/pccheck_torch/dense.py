@@ -97,7 +97,11 @@ def is_permuted(value: Tensor) -> bool:
 def type_name(value: object) -> str:
     """Give the name of a leaf's type, for messages."""
     cls = type(value)
-    return f"{cls.__module__}.{cls.__qualname__}" + (f" of {value.dtype}" if isinstance(value, Tensor) else "")
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        return f"{name} of {value.dtype}" if isinstance(value, Tensor) else name
+    except Exception:  # a subclass may refuse any question
+        return name
 
 
 def bytes_of(value: Tensor, keep: object | None = None, *, c_order: bool = False) -> HostBytes | DeviceBytes:

@@ -275,16 +275,16 @@ def _with_gradient_of(value: Tensor, like: Tensor, *, changed: bool) -> Tensor:
 
 def _why_not(value: Tensor) -> str:
     """Tell why a tensor of no form that is stored is refused."""
-    name = type(value).__name__
-    if value.is_quantized:
-        return "quantized tensors are not stored (torch gives them up); store .int_repr(), scale and zero point"
-    if type(value) in dense.TENSORS and (value.layout == torch.jagged or value.is_nested):
-        return "nested tensors are not stored; store .unbind() as a list"
+    name = type(value).__name__  # a subclass may refuse any question that is put to the tensor itself
     if name == "NestedTensor":
         return "nested tensors are not stored; store .unbind() as a list"
     if name == "ShardedTensor":
         return "a ShardedTensor is stored by pccheck_torch.dcp only; store DTensors, or its shards as pccheck.Shard"
     if type(value) in dense.TENSORS:
+        if value.is_quantized:
+            return "quantized tensors are not stored (torch gives them up); store .int_repr(), scale and zero point"
+        if value.layout == torch.jagged or value.is_nested:
+            return "nested tensors are not stored; store .unbind() as a list"
         return f"layout {value.layout} on device {value.device} is not stored; store .to_dense() of it"
     return (
         "a subclass would come back as a plain tensor; pccheck_torch.register() says by what parts it is stored, "

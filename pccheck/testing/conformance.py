@@ -13,11 +13,12 @@ from pccheck.errors import CapacityError, ClosedError, FormatError, MediumError,
 from pccheck.format import CHECK_ADDR_OFFSET, CHECK_BYTES, CHECK_NAME, PAGE, PEER_ADDR_OFFSET
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
+from pccheck.testing.fillers import check_fillers
 from pccheck.testing.pipelines import check_pipeline
 from pccheck.testing.promises import check, raises, read
 
 MIB = 1 << 20
-__all__ = ["check_medium", "check_pipeline", "check_volume"]
+__all__ = ["check_fillers", "check_medium", "check_pipeline", "check_volume"]
 TOO_MUCH = 1 << 56  # bytes that no storage has
 
 

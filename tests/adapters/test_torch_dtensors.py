@@ -313,3 +313,14 @@ def test_a_model_of_dtensors_goes_through_a_checkpointer(tmp_path):
             assert torch.equal(state[key].to_local().detach(), plain[key].detach())
         assert back["tied"] is back["r"]
         assert isinstance(back["w"], Parameter)
+
+
+@pytest.mark.filterwarnings("ignore:.*(deprecated|ShardedTensor).*")
+def test_a_sharded_tensor_is_refused_and_the_way_out_is_named():
+    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+    with rank_of(0, 1):
+        old = sharded_tensor.zeros(ChunkShardingSpec(dim=0, placements=["rank:0/cpu"]), 4, 3)
+        with pytest.raises(UnsupportedLeafError, match=r"pccheck_torch\.dcp.*Shard"):
+            kind.describe(old)

@@ -40,7 +40,8 @@ BESIDE = "pccheck.testing"  # may import every room but cli; no room may import 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "orbax", "flax", "tensorstore")
 # Looking must not repair: what `inspect` reaches may not hold, even indirectly, the code that writes.
 WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history", "settling")}
-WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer"}
+WRITERS |= {f"pccheck.store.{room}" for room in ("releasing", "neighbours", "locking")}
+WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer", "pccheck.recovery"}
 READ_ONLY = {f"pccheck.{room}": WRITERS for room in ("cli", "printing", "audit", "view")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("listing", "reader", "places", "restoring", "stored")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("world", "loading", "committed", "gathering", "members")}

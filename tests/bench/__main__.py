@@ -1,7 +1,7 @@
 """Measures what saving costs a training loop, here and with peers, and prints tables (bench: imports all its rooms).
 
-Arrows: loop_tables, cost_tables > scale, loops, measures > contenders, raw > states; beside them lab, disks, machine,
-tables.
+Arrows: loop_tables, cost_tables, trainer_tables > scale, loops, measures, trainers, ranks > peers > contenders, raw >
+states, trained; beside them lab, disks, machine, tables.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import cost_tables, loop_tables
+from . import cost_tables, loop_tables, trainer_tables
 from .disks import TOOL, SlowDisk
 from .lab import Lab
 from .machine import describe
 from .scale import FULL, QUICK, Bench
 from .tables import show, show_machine
 
-ALL = {**loop_tables.TABLES, **cost_tables.TABLES}
+ALL = {**loop_tables.TABLES, **trainer_tables.TABLES, **cost_tables.TABLES}
 
 
 def main() -> int:
@@ -65,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         "--match",
         default="",
         metavar="REGEX",
-        help="of the loops only those whose 'column: contender' matches, and 'none'",
+        help="only the loops whose 'column: contender' matches, only the rows of trainers whose 'row, kind: contender' "
+        "does, of ranks and snapshots whose row does; and what those are compared with",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument(

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, final
 
+import pccheck_torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
 import pccheck
-import pccheck_torch
 from pccheck.events import SnapshotPicked
 from pccheck.storage.directory import Directory
 from pccheck.store.coordination import Coordinator

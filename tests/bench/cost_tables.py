@@ -1,12 +1,12 @@
-"""The tables of single costs: throughput, lost milliseconds, calls, memory (bench: imports all below it)."""
+"""The tables of single costs: throughput, calls, memory (bench: imports all below it)."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 
-from .contenders import Contender, DcpAsync, Nothing, Pccheck, peers
-from .measures import measure_calls, measure_memory, measure_rates, measure_tiny_ops
+from .contenders import Contender, Pccheck
+from .measures import measure_calls, measure_memory, measure_rates
+from .peers import peers
 from .scale import Bench, size_text
 from .states import MIB
 from .tables import Cell, Figure, Table
@@ -31,41 +31,6 @@ def rates(bench: Bench) -> Table:
         notes=[
             "Raw: O_DIRECT from and to memory in huge pages, 16 MiB a call, 2 threads, fdatasync at the end of writes.",
             "All alternate within one process; ratios are of neighbours. Restoring allocates: hence fresh.",
-        ],
-    )
-
-
-def tiny_ops(bench: Bench) -> Table:
-    """Trainer milliseconds lost per checkpoint with thousands of leaves."""
-    s = bench.scale
-    rows: list[dict[str, Cell]] = []
-    everyone: list[tuple[Contender, int]] = [
-        (Nothing(), s.many_pairs),
-        (Pccheck("lazy", 2), s.many_pairs),
-        (Pccheck("copy", 2), s.many_pairs),
-        (DcpAsync(), s.many_pairs_slow),
-    ]
-    for contender, pairs in everyone:
-        bench.say(f"tiny operations: {contender.name}")
-        with bench.here() as where:
-            found = bench.lab.run(measure_tiny_ops, contender, where, *s.many, pairs, s.window_s)
-        quarters = statistics.quantiles(found.lost_ms, n=4)
-        row: dict[str, Cell] = {
-            "": contender.name,
-            "lost": Figure([statistics.median(found.lost_ms)], 1, "ms"),
-            "quartiles": f"{quarters[0]:.1f}..{quarters[2]:.1f}",
-            "longest step": f"{found.longest_ms[0]:.1f} -> {found.longest_ms[1]:.1f} ms",
-            "durable, trainer idle": Figure([found.durable_ms], 0, "ms"),
-        }
-        rows.append(row)
-    return Table(
-        name="tiny-ops",
-        title=f"Lost per checkpoint: {s.many[0]} leaves, {size_text(s.many[0] * s.many[1])}, tiny torch operations",
-        rows=rows,
-        notes=[
-            f"Windows of a fixed number of steps (about {1e3 * s.window_s:.0f} ms) without and with a save alternate "
-            f"within one process, {s.many_pairs} pairs (DCP {s.many_pairs_slow}).",
-            "A window goes on until the checkpoint is durable; lost = its time less as many steps at the pace before.",
         ],
     )
 
@@ -121,7 +86,6 @@ def memory(bench: Bench) -> Table:
 
 TABLES: dict[str, Callable[[Bench], Table]] = {
     "rates": rates,
-    "tiny-ops": tiny_ops,
     "calls": calls,
     "memory": memory,
 }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .contenders import Contender, Nothing, Pccheck, peers
+from .contenders import Contender, Nothing, Pccheck
 from .lab import emptied
 from .loops import Loop, Slowdown, measure_slowdown
+from .peers import peers
 from .scale import Bench, size_text
 from .states import MIB
 from .tables import Cell, Figure, Table
@@ -45,9 +45,7 @@ def _rounds(bench: Bench, columns: Sequence[Column]) -> dict[tuple[str, str], li
         for column in columns:
             with column.disk():
                 for contender in column.contenders:
-                    if contender.name != Nothing.name and not re.search(
-                        bench.match, f"{column.title}: {contender.name}"
-                    ):
+                    if contender.name != Nothing.name and not bench.wants(f"{column.title}: {contender.name}"):
                         continue
                     bench.say(f"round {number + 1} of {bench.scale.rounds}, {column.title}: {contender.name}")
                     slots = contender.in_flight + 1 if contender.in_flight else 0

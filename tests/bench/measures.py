@@ -1,8 +1,7 @@
-"""Single costs, one process each: rates, lost time, calls, memory (bench: imports contenders, raw, states)."""
+"""Single costs, one process each: rates, calls, memory (bench: imports contenders, raw, states)."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,89 +63,6 @@ def measure_rates(directory: Path, state_bytes: int, rounds: int) -> Rates:
         del restored
     raw.close()
     return Rates(by_name=rates)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lost:
-    """Milliseconds lost per checkpoint, of each pair of windows; until durable; longest step without, with."""
-
-    lost_ms: list[float]
-    durable_ms: float
-    longest_ms: tuple[float, float]
-
-
-def measure_tiny_ops(
-    contender: Contender, directory: Path, count: int, leaf_bytes: int, pairs: int, window_s: float
-) -> Lost:
-    """A trainer of tiny operations; windows of a fixed number of steps without and with a checkpoint alternate.
-
-    A window with a checkpoint goes on until it is durable, so that slow background work is counted in whole: lost is
-    its time less as many steps at the pace of the window before. The state is not changed meanwhile: nothing is fenced.
-    """
-    torch.set_num_threads(1)
-    state: Any = many_leaves(count, leaf_bytes)
-    contender.prepare(directory)
-    for step in range(4):
-        contender.save(step, state)
-        contender.finish()
-    tiny_step = _tiny_step()
-    for _ in range(200):
-        tiny_step()
-    pace_s = min(_pace(tiny_step, 100) for _ in range(5))
-    steps = max(10, int(window_s / pace_s))
-    lost, durable, longest = [], [], ([0.0], [0.0])
-    for pair in range(pairs):
-        save_step = 10 + 2 * pair
-        began = time.perf_counter()
-        longest[0].append(_longest(tiny_step, steps))
-        pace_s = (time.perf_counter() - began) / steps
-        began = time.perf_counter()
-        contender.save(save_step, state)
-        longest_s, done = _longest(tiny_step, steps), steps
-        while contender.busy():
-            longest_s, done = max(longest_s, _longest(tiny_step, 20)), done + 20
-        took = time.perf_counter() - began
-        contender.finish()
-        longest[1].append(longest_s)
-        lost.append(1e3 * (took - done * pace_s))
-        began = time.perf_counter()
-        contender.save(save_step + 1, state)
-        contender.finish()
-        durable.append(1e3 * (time.perf_counter() - began))
-    assert (restored := contender.restore(state)) is None or not differences(restored, state)
-    return Lost(
-        lost_ms=lost,
-        durable_ms=statistics.median(durable),
-        longest_ms=(1e3 * statistics.median(longest[0]), 1e3 * statistics.median(longest[1])),
-    )
-
-
-def _tiny_step() -> Any:
-    xs = [torch.randn(16) for _ in range(40)]
-
-    def step() -> None:
-        for x in xs:
-            (x + 1).mul_(0.5)
-        {i: i * 2 for i in range(300)}
-
-    return step
-
-
-def _pace(step: Any, count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    return (time.perf_counter() - began) / count
-
-
-def _longest(step: Any, count: int) -> float:
-    longest = 0.0
-    now = time.perf_counter()
-    for _ in range(count):
-        step()
-        before, now = now, time.perf_counter()
-        longest = max(longest, now - before)
-    return longest
 
 
 def measure_calls(directory: Path, count: int, leaf_bytes: int, kind: str, calls: int) -> list[float]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import pccheck_torch
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pccheck
-import pccheck_torch
 
 from .contenders import Contender
 from .trained import Leaves, Touch, copies, local

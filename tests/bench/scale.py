@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,10 +28,15 @@ class Scale:
     every_step_intervals: int = 40
     slow_rates: bool = True  # False = skip the slowest disks, as a quick run must
     changing_intervals: int = 16
-    many: tuple[int, int] = (3000, 87 * 1024)  # leaves, bytes of each
-    many_pairs: int = 60
-    many_pairs_slow: int = 8
-    window_s: float = 0.15
+    trained: tuple[tuple[int, int], ...] = ((64, 4 * MIB), (3000, 87 * 1024))  # leaves, bytes of each
+    pass_s: float = 0.1
+    long_s: float = 1.0
+    pairs_s: float = 8.0
+    long_pairs_s: float = 6.0
+    mode_saves: int = 20
+    worlds: tuple[int, ...] = (2, 4)
+    rank_bytes: int = 64 * MIB
+    rank_saves: int = 15
     call_leaves: tuple[int, int] = (4000, 16 * 1024)
     calls: int = 40
     rate_rounds: int = 9
@@ -40,8 +46,10 @@ class Scale:
 FULL = Scale()
 QUICK = Scale(
     rounds=1, state_bytes=6 * MIB, step_s=0.004, small_state_bytes=2 * MIB, small_step_s=0.002, every=5, intervals=2,
-    python_pairs=1, every_step_intervals=5, slow_rates=False, changing_intervals=4, many=(60, 4096), many_pairs=4,
-    many_pairs_slow=2, window_s=0.01, call_leaves=(100, 256), calls=5, rate_rounds=3, memory_saves=3,
+    python_pairs=1, every_step_intervals=5, slow_rates=False, changing_intervals=4,
+    trained=((60, 4096),), pass_s=0.004, long_s=0.012, pairs_s=0.01, long_pairs_s=0.01, mode_saves=3,
+    worlds=(2,), rank_bytes=MIB // 4, rank_saves=3,
+    call_leaves=(100, 256), calls=5, rate_rounds=3, memory_saves=3,
 )  # fmt: skip
 
 
@@ -53,12 +61,16 @@ class Bench:
     scale: Scale
     directory: Path
     slow_disk: SlowDisk
-    match: str  # of the loop tables only what this finds in "column: contender", and "none"
+    match: str  # only what this finds: in "column: contender" of the loops, in the rows of trainers and ranks
     say: Callable[[str], None]
 
     def here(self) -> AbstractContextManager[Path]:
         """Give a path with nothing at it, on the disk to measure."""
         return emptied(self.directory / "run")
+
+    def wants(self, name: str) -> bool:
+        """Tell whether something is to be measured."""
+        return re.search(self.match, name) is not None
 
 
 def size_text(count: int) -> str:

@@ -1,7 +1,9 @@
 """Several ranks that save and restore together, over real files: agreement, failures, refusals, other worlds."""
 
+import random
 import shutil
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -135,7 +137,9 @@ def test_a_failure_on_one_rank_fails_the_save_on_all_and_costs_nothing_older(job
             assert "step 2 was not committed: rank 1: MediumError" in str(error)
     failing.clear()
     for r in range(3):
-        assert 2 not in sealed(j.root / "ck" / f"rank-{r:05d}")
+        folder = j.root / "ck" / f"rank-{r:05d}"
+        assert 2 not in sealed(folder)
+        assert format.word_counter(look(folder).check.word) == 1, "the word moved off what was taken back"
     assert [ck.latest() for ck in j.ranks] == [1] * 3
     j.commit(3)
     j.close()
@@ -270,6 +274,37 @@ def test_a_rank_that_ends_is_not_waited_for(job):
     error = j.ranks[0].save(2, state(0, 2)).durable.exception(WAIT_S)
     assert isinstance(error, errors.RanksError)
     assert "rank 1: it closed its Checkpointer" in str(error)
+
+
+def test_late_words_and_failures_in_any_order(job):
+    """Saves that time out at random, settle late, fail and overtake each other: in the end all ranks hold the same."""
+    j = job(in_flight=3, keep=2, on_error="warn")
+    rnd = random.Random(11)
+
+    def at(point):
+        if point == "sealed" and rough.is_set():
+            time.sleep(rnd.choice([0, 0, 0.01, 0.15]))
+            if rnd.random() < 0.1:
+                raise errors.MediumError("write", "slot", OSError(5, "Input/output error"))
+
+    rough = threading.Event()
+    j.points = dict.fromkeys(range(3), at)
+    j.start()
+    for ck in j.ranks:
+        object.__setattr__(ck.options, "agree_timeout_s", 0.1)
+    rough.set()
+    saves = j.all(lambda ck: [ck.save(step, state(ck.rank, step)) for step in range(40)])
+    ended = [[type(s.durable.exception(WAIT_S)) for s in mine] for mine in saves]
+    assert {errors.RankTimeoutError, errors.RanksError, errors.MediumError, type(None)} >= {e for r in ended for e in r}
+    rough.clear()
+    for ck in j.ranks:
+        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    j.commit(100, 101)
+    assert [ck.steps() for ck in j.ranks] == [[100, 101]] * 3
+    for r in range(3):
+        assert len(list((j.root / "ck" / f"rank-{r:05d}").glob("slot-*"))) <= 2 * 3 + 1 + 2
+    j.close()
+    assert_states(j.start().restore(), 101, 3)
 
 
 # -- restoring together -----------------------------------------------------------------------------------------------

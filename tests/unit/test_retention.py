@@ -8,19 +8,22 @@ from pccheck.store.ledger import Entry, State
 from pccheck.store.retention import releasable
 
 
-def entry(counter, state=State.SEALED, verified=True, damaged=False, abandoned=False) -> Entry:
+def entry(
+    counter, state=State.SEALED, verified=True, damaged=False, abandoned=False, pending=False, world=1
+) -> Entry:  # fmt: skip
     held = state in (State.SEALED, State.PUBLISHED, State.FILLING)
     record = Record(
-        store_id=bytes(16), slot=counter, state=SlotState.SEALED, incarnation=1, counter=counter, step=counter
-    )
+        store_id=bytes(16), slot=counter, state=SlotState.SEALED, incarnation=1, counter=counter, step=counter,
+        world=world,
+    )  # fmt: skip
     return Entry(
         slot=counter, state=state, record=record if held else None, verified=verified, damaged=damaged,
-        abandoned=abandoned,
+        abandoned=abandoned, pending=pending,
     )  # fmt: skip
 
 
-def freed(*entries, keep=1, agreed=0):
-    return releasable(entries, keep=keep, agreed=agreed)
+def freed(*entries, keep=1, agreed=0, world=1):
+    return releasable(entries, keep=keep, agreed=agreed, world=world)
 
 
 def test_keep_one_frees_all_that_is_older_than_the_word():
@@ -52,27 +55,40 @@ def test_nothing_whole_is_freed_before_all_ranks_agreed_on_something():
     assert freed(entry(5), entry(6), agreed=0) == []
 
 
+def test_what_is_not_known_to_be_on_all_ranks_is_held_and_counts_for_nothing():
+    newer = [entry(8, pending=True), entry(9, State.PUBLISHED, pending=True)]
+    assert freed(entry(5), entry(6), entry(7), *newer, keep=2, agreed=7) == [5]
+    assert freed(entry(4, pending=True), entry(5), entry(7, State.PUBLISHED), agreed=7) == [5]
+
+
+def test_another_world_is_held_until_this_one_has_agreed():
+    old = [entry(5, world=4), entry(6, world=4)]
+    assert freed(*old, keep=2, agreed=6, world=2) == []
+    assert freed(*old, entry(7, State.PUBLISHED, pending=True, world=2), keep=2, agreed=6, world=2) == []
+    assert freed(*old, entry(7, State.PUBLISHED, world=2), keep=2, agreed=7, world=2) == [5, 6]
+
+
 entries = st.lists(st.integers(1, 30), unique=True, max_size=8).flatmap(
     lambda counters: st.tuples(
-        *(st.builds(entry, st.just(c), st.sampled_from(State), st.booleans(), st.booleans(), st.booleans())
-          for c in counters)
+        *(st.builds(entry, st.just(c), st.sampled_from(State), *[st.booleans()] * 4) for c in counters)
     )
 )  # fmt: skip
 
 
 @given(entries, st.integers(1, 4), st.integers(0, 30))
 def test_what_must_never_be_freed(entries, keep, agreed):
-    """Only sealed slots; never the newest `keep` verified ones; never what is not older than the agreement."""
+    """Only sealed slots; never the newest `keep` verified ones, what is pending, or not older than the agreement."""
     free = set(releasable(entries, keep=keep, agreed=agreed))
     by_slot = {e.slot: e for e in entries}
     assert all(by_slot[s].state is State.SEALED for s in free)
     whole = sorted((e for e in entries if e.whole), key=lambda e: -e.counter)
-    newest = [e.slot for e in whole if e.verified][:keep]
-    assert not free & set(newest)
+    counting = [e.slot for e in whole if e.verified and not e.pending]
+    assert not free & set(counting[:keep])
+    assert not free & {e.slot for e in whole if e.pending}
     assert all(by_slot[s].counter < agreed for s in free if by_slot[s].whole)
     held = [e for e in whole if e.slot not in free]
     if len(held) < len(whole):  # something whole was freed: then `keep` verified ones stay
-        assert sum(e.verified for e in held) >= keep
+        assert sum(e.verified and not e.pending for e in held) >= keep
 
 
 @given(entries, st.integers(1, 4), st.integers(0, 30))
