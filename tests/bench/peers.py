@@ -116,7 +116,8 @@ class DcpAsync:
         self._how: dict[str, Any] = {"no_dist": True}
         warnings.filterwarnings("ignore", module="torch.distributed")  # that no process group is set up: it is meant
         if self._process:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # its process wants a group, even of one
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its process tells of every request there
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # and wants a group, even of one
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             shared = StagingOptions(
                 use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False

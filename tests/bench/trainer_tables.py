@@ -96,8 +96,8 @@ def snapshots(bench: Bench) -> Table:
         title=f"Snapshot modes: {leaves[0]} x {size_text(leaves[1])} in host memory",
         rows=rows,
         notes=[
-            f"Median [least..greatest] of {s.mode_saves} saves, each durable before the next; the {UNTIMED} before them, "
-            "in which auto tries every mode, are not counted.",
+            f"Median [least..greatest] of {s.mode_saves} saves, each durable before the next; the {UNTIMED} before, in "
+            "which auto tries every mode, are not counted.",
             "gate: what the optimizer's step waits for the capture. mode: what it ended with; auto goes on measuring.",
         ],
     )
@@ -125,7 +125,7 @@ def ranks(bench: Bench) -> Table:
             "blocked, agreed: of saves that were alone; agreed = durable on every rank, and every rank knows (for DCP: "
             "the call's future).",
             "back to back: per save, where each was asked for as soon as the state had changed after the one before.",
-            "Every rank then restored what it had held at the last save. The ranks share this machine's cores and disk.",
+            "Every rank then restored what it had held at the last save. The ranks share these cores and this disk.",
         ],
     )
 
