@@ -1,14 +1,12 @@
 """Train a small transformer with FSDP2 on several ranks, with a checkpoint every few steps that all ranks agree on.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # else gloo may look for dead ranks after a restart (torch 2.13)
     torchrun --standalone --nproc-per-node=4 --max-restarts=3 examples/fsdp_train.py --out out/fsdp
 
 Each rank stores its own shards. Started again, on any number of ranks, it goes on after the newest checkpoint that all
-ranks of its time had finished. Without torchrun it shows that:
-
-    python examples/fsdp_train.py
-
-starts 4 ranks on CPUs, kills one at a random moment, starts again, kills all, goes on with 2 ranks to the end, and
-checks every restored state against the digest that was saved beside it.
+ranks of its time had finished. `python examples/fsdp_train.py` shows that: it starts 4 ranks on CPUs, kills one at a
+random moment, starts again, kills all, goes on with 2 ranks to the end, and checks every restored state against the
+digest that was saved beside it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def tree_of(state: Any) -> Any:
 
 def own_paths(state: Any) -> tuple[str, ...]:
     """Give the paths at or under which a state says that ranks differ (see `leaves.StateSource`)."""
-    return getattr(type(state), "__pccheck_own__", ())
+    return tuple(state.__pccheck_own__) if hasattr(type(state), "__pccheck_own__") else ()
 
 
 def path(directory: object) -> str:

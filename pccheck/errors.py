@@ -43,11 +43,16 @@ class OptionError(UsageError):
 
 
 class UnsupportedLeafError(UsageError, TypeError):
-    """A leaf of the state cannot be stored exactly: `path` and `type_name` name it."""
+    """A leaf cannot be stored exactly, or (`restoring`) not be restored so: `path`, `type_name`, `reason` say which."""
 
-    def __init__(self, path: str, type_name: str, reason: str) -> None:
-        super().__init__(f"cannot save {path} of type {type_name}: {reason}")
-        self.path, self.type_name, self.reason = path, type_name, reason
+    def __init__(self, path: str, type_name: str, reason: str, *, restoring: bool = False) -> None:
+        doing = "restore" if restoring else "save"
+        super().__init__(f"cannot {doing} {path or 'a leaf'} of type {type_name}: {reason}")
+        self.path, self.type_name, self.reason, self.restoring = path, type_name, reason, restoring
+
+    def at(self, path: str, *, restoring: bool = False) -> UnsupportedLeafError:
+        """Give the same error of the leaf at `path`: whoever raises it knows the leaf alone."""
+        return UnsupportedLeafError(path or "the state itself", self.type_name, self.reason, restoring=restoring)
 
 
 class MismatchError(UsageError):

@@ -195,8 +195,8 @@ class LeafKind(ABC):
 class StateSource(Protocol):
     """An object that may be given to `save()` as the whole state, in place of the tree that it stands for.
 
-    Its class may name in `__pccheck_own__`, a tuple, the paths in that tree at or under which ranks differ (random
-    states, data positions): these are each rank's own, whatever the option `replicated` says.
+    Its class may have `__pccheck_own__`, a tuple or a property that gives one: the paths in that tree at or under which
+    ranks differ (random states, data positions): these are each rank's own, whatever the option `replicated` says.
     """
 
     def __pccheck_state__(self) -> Any:

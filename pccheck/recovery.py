@@ -17,6 +17,7 @@ from pccheck.errors import (
     PccheckError,
     RanksError,
     StepNotFoundError,
+    StoreTaken,
 )
 from pccheck.events import Event
 from pccheck.options import Options
@@ -39,6 +40,7 @@ def open_store(
     directory: str | os.PathLike[str] | Volume, options: Options, agreement: Agreement, notify: Callable[[Event], None]
 ) -> tuple[Store, Recovery]:
     """Open this rank's store under a job's root, together with all other ranks; raises as `Checkpointer`."""
+    here: str | os.PathLike[str] | Volume | None = None
     try:
         root = None if agreement.world == 1 and hasattr(directory, "check_page") else arguments.path(directory)
         here = directory if root is None else rank_folder(root, agreement.rank, agreement.world)
@@ -51,9 +53,12 @@ def open_store(
         )  # fmt: skip
     except BaseException as error:
         # What all ranks decide, or wait for, together, they also meet together.
-        agreement.give_up(
-            f"it could not open its store: {error}"[:2000], 0.0 if isinstance(error, RanksError) else JOIN_S
-        )
+        if isinstance(error, StoreTaken) and error.path == here:
+            # Who has this rank's store has its place among the ranks, too: to say anything there would end that job.
+            agreement.close(0.0)
+        else:
+            reason = f"it could not open its store: {error}"[:2000]
+            agreement.give_up(reason, 0.0 if isinstance(error, RanksError) else JOIN_S)
         raise
     return store, Recovery(volume, store, neighbours, agreement, timeout_s=options.agree_timeout_s)
 
@@ -131,8 +136,10 @@ class Recovery:
         if len(set(steps)) > 1:
             told = ", ".join(f"{one} on rank {rank}" for rank, one in enumerate(steps[:16]))
             raise RanksError(f"all ranks must restore the same step; asked for is {told}", range(len(steps)))
-        self._store.settling.settle_late()
-        seen = [msgspec.json.decode(one, type=Seen) for one in self._exchange("holdings", self._seen())]
+        with self._agreement.on_its_own():
+            self._store.settling.settle_late()
+            mine = self._seen()
+        seen = [msgspec.json.decode(one, type=Seen) for one in self._exchange("holdings", mine)]
         held, abandoned = restorable(seen)
         candidates = _candidates(held, abandoned, wanted.step, self._where)
         skipped = self._lost_before() if wanted.step is None else []
@@ -207,14 +214,15 @@ class Recovery:
         self, restored: Restored, loaded: LoadedWorld, held: Sequence[Sealed], wanted: Wanted
     ) -> Restored:  # fmt: skip
         """Note on every rank that the job goes on from here; no rank saves before all have noted it."""
-        if wanted.branch:
-            own = loaded.store == self._store.path
-            self._store.history.restored(
-                loaded.record, in_slot=own and format.parse_slot_name(loaded.name) is not None,
-                damaged=_counters(restored.skipped), branch=wanted.step is not None, whole=loaded.whole,
-                newer_elsewhere=any(s.counter > loaded.record.counter for s in held),
-            )  # fmt: skip
-            self._store.release()
+        with self._agreement.on_its_own():
+            if wanted.branch:
+                own = loaded.store == self._store.path
+                self._store.history.restored(
+                    loaded.record, in_slot=own and format.parse_slot_name(loaded.name) is not None,
+                    damaged=_counters(restored.skipped), branch=wanted.step is not None, whole=loaded.whole,
+                    newer_elsewhere=any(s.counter > loaded.record.counter for s in held),
+                )  # fmt: skip
+                self._store.release()
         self._exchange("restored", loaded.record.counter)
         return restored
 

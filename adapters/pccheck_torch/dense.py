@@ -152,7 +152,7 @@ def build(spec: LeafSpec, data: memoryview) -> Tensor:
     strides = dense_strides(spec)
     try:
         if not spec.nbytes:
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
         else:
             tensor = torch.frombuffer(data, dtype=dtype)
             tensor = tensor.view(shape) if strides is None else tensor.as_strided(shape, strides)

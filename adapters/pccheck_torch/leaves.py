@@ -278,6 +278,8 @@ def _why_not(value: Tensor) -> str:
     name = type(value).__name__  # a subclass may refuse any question that is put to the tensor itself
     if name == "NestedTensor":
         return "nested tensors are not stored; store .unbind() as a list"
+    if name in ("UninitializedParameter", "UninitializedBuffer"):
+        return "it has no shape yet; run one batch through its lazy module first"
     if name == "ShardedTensor":
         return "a ShardedTensor is stored by pccheck_torch.dcp only; store DTensors, or its shards as pccheck.Shard"
     if type(value) in dense.TENSORS:

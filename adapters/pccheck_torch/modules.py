@@ -133,10 +133,15 @@ def _without_compile(name: str) -> str:
 
 def _detached(live: Any) -> Any:
     """Give what `state_dict()` gives, of what it gives with `keep_vars=True`."""
-    made = type(live)((name, v.detach() if isinstance(v, Tensor) else v) for name, v in live.items())
+    made = type(live)((name, v.detach() if _has_values(v) else v) for name, v in live.items())
     if hasattr(live, "_metadata"):
         made._metadata = live._metadata
     return made
+
+
+def _has_values(value: Any) -> bool:
+    """Tell whether it is a tensor, and none of a lazy module that has not seen a batch yet."""
+    return isinstance(value, Tensor) and not torch.nn.parameter.is_lazy(value)
 
 
 def _fits(tensor: Any, leaf: StoredLeaf) -> bool:

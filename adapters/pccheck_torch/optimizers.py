@@ -18,9 +18,13 @@ from torch.optim import Optimizer
 
 from pccheck.leaves import StoredLeaf
 from pccheck_torch.leaves import DTYPES
-from pccheck_torch.sections import KIND, Problems, Section, as_stored, is_dtensor, names, told
+from pccheck_torch.sections import KIND, Problems, Section, as_stored, facts_of, is_dtensor, names, told
 
 _params = operator.itemgetter("params")
+# What schedulers add to a group of options: there or not, it is the same optimizer.
+_OF_SCHEDULERS = frozenset({"params", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+# State of torch's own optimizers that has the shape of its parameter.
+_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
 
 @final
@@ -87,11 +91,27 @@ class OptimizerSection(Section):
                     where = f"{path}/param_groups/{i}/params"
                     found.differs(where, "value", f"{mine} parameters", f"{theirs} parameters")
         else:
+            for i, (group, other) in enumerate(zip(groups, stored["param_groups"], strict=True)):
+                self._check_options(group, other, f"{path}/param_groups/{i}", found)
             for number, param in self._numbered(stored):
                 self._check_inner(param, stored["state"].get(number), f"{path}/state/{number}", found)
 
+    def _check_options(self, group: Mapping[str, Any], stored: Mapping[str, Any], path: str, found: Problems) -> None:
+        """Report the options of another optimizer: each has some that the other lacks.
+
+        Where only one side has more, it is of another release of torch, which fills in what is new.
+        """
+        mine, theirs = group.keys() - stored.keys() - _OF_SCHEDULERS, stored.keys() - group.keys() - _OF_SCHEDULERS
+        if mine and theirs:
+            here, there = (", ".join(sorted(map(str, options))) for options in (mine, theirs))
+            found.differs(path, "type", f"{type(self._optimizer).__name__} with {here}", f"an optimizer with {there}")
+
     def _check_inner(self, param: Any, stored: Any, path: str, found: Problems) -> None:
         live = self._optimizer.state.get(param)
+        if not live and isinstance(stored, Mapping) and type(self._optimizer).__module__.startswith("torch.optim."):
+            for name, facts in ((n, facts_of(stored[n])) for n in _SHAPED if n in stored):
+                if facts is not None and facts[1] != tuple(param.shape):
+                    found.differs(f"{path}/{name}", "shape", f"{tuple(param.shape)}, as its parameter,", facts[1])
         if not live or not isinstance(stored, Mapping) or not isinstance(live, Mapping):
             return
         for name in names(path, live, stored, found):

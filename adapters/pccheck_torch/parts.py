@@ -191,14 +191,15 @@ def _sparse(spec: LeafSpec, parts: dict[str, Tensor]) -> Tensor:
     # A file may say anything: torch checks each index, since its kernels trust them.
     if layout is torch.sparse_coo:
         indices, values = components
-        made = torch.sparse_coo_tensor(indices, values, spec.shape, check_invariants=True)
+        made = torch.sparse_coo_tensor(indices, values, spec.shape, device=values.device, check_invariants=True)
         coalesced = spec.extra.get("coalesced") is True
         if coalesced and not _is_sorted(indices, spec.shape):
             raise FormatError("its indices are not in order, though it says that it is coalesced")
         made = made._coalesced_(coalesced)
     else:
         ends, indices, values = components
-        made = torch.sparse_compressed_tensor(ends, indices, values, spec.shape, layout=layout, check_invariants=True)
+        about: Any = {"layout": layout, "device": values.device, "check_invariants": True}
+        made = torch.sparse_compressed_tensor(ends, indices, values, spec.shape, **about)
     if _sparse_dtype(made) != spec.dtype:
         raise FormatError(f"its parts make a {_sparse_dtype(made)}")
     return made
@@ -206,7 +207,7 @@ def _sparse(spec: LeafSpec, parts: dict[str, Tensor]) -> Tensor:
 
 def _is_sorted(indices: Tensor, shape: tuple[int, ...]) -> bool:
     """Tell whether the columns of indices are in order, no two alike."""
-    later = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
+    later = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool, device=indices.device)
     same = torch.ones_like(later)
     for row in indices:
         later |= same & (row[1:] > row[:-1])

@@ -2,14 +2,16 @@
 
 Keys, below `pccheck/<name>/`:
 
-    session             token and world of the present session; rank 0 sets it anew each time it opens a coordinator
+    session             token and world of the present session; rank 0 sets it anew each time it opens a coordinator.
+                        After that, token and world of each earlier one of which keys may be there: their ranks died
     <token>/<rank>      the blob of a rank; there, and empty, before any rank can know the token
     <token>/left        how many ranks have left
 
 A store may outlive workers that died (torchrun's lives in the agent), so nothing in it is believed to be of this run:
 a rank joins a session only if no process has published as this rank there, and leaves an unfinished one for a newer.
 Within a session each blob replaces the last by `compare_set`, so that a second process with the same rank is found.
-Keys of a session vanish only when nobody can be reading them, since a `get` of a missing key blocks.
+Keys of a session vanish only when nobody can be reading them, since a `get` of a missing key blocks: once all of its
+ranks have left, or all ranks of a later session have been heard.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class StoreCoordinator:
         self._last = b""  # what the store holds of this rank, or what it is to hold once a session is joined
         self._session = b""  # as in the store; empty = none joined
         self._refused: set[bytes] = set()  # sessions in which another process spoke as this rank
-        self._previous = b""  # a session of ranks that died, to be cleared
+        self._previous: list[bytes] = []  # sessions of ranks that died, to be cleared
         self._complete = False  # every rank was heard in this session
         self._closed = False
         self._calls = _Calls(timeout_s)
@@ -115,8 +117,9 @@ class StoreCoordinator:
         self._store = self._origin.clone()
         self._store.set_timeout(timedelta(seconds=self.timeout_s / 2))  # so that its own error comes before ours
         if self.rank == 0:
-            self._previous = self._present_session()
-            session = f"{uuid.uuid4().hex} {self.world}".encode()
+            there = [one for one in _each(self._present_session()) if self._store.check(self._keys(one)[:1])]
+            self._previous = there
+            session = b" ".join([f"{uuid.uuid4().hex} {self.world}".encode(), *there])
             self._store.multi_set(self._keys(session), [b""] * self.world)
             self._store.set(self._session_key, session)
             self._session = session
@@ -158,10 +161,10 @@ class StoreCoordinator:
 
     def _heard(self, blobs: list[bytes]) -> None:
         self._complete = self._complete or all(blobs)
-        if self._complete and self._previous:  # its ranks are all here now: nobody reads there
-            if not self._store.check([self._left_key(self._previous)]):
-                self._delete(self._previous)
-            self._previous = b""
+        if self._complete and self._previous:  # the ranks are all here now: nobody reads there
+            for session in self._previous:
+                self._delete(session)
+            self._previous = []
 
     def _move(self) -> None:
         """Leave a session that rank 0 has replaced, if no agreement can have been reached in it."""
@@ -188,14 +191,16 @@ class StoreCoordinator:
             self._refused.add(session)
 
     def _leave(self) -> None:
+        if not self._store.check([self._keys(self._session)[self.rank]]):
+            return  # a later session's ranks have cleared this one
         left: int = self._store.add(self._left_key(self._session), 1)
         if left == self.world:
             self._store.compare_set(self._session_key, self._session, b"")
-            self._delete(self._session)
-            self._store.delete_key(self._left_key(self._session))
+            for session in _each(self._session):
+                self._delete(session)
 
     def _delete(self, session: bytes) -> None:
-        for key in self._keys(session):
+        for key in (*self._keys(session), self._left_key(session)):
             self._store.delete_key(key)
 
     def _present_session(self) -> bytes:
@@ -212,7 +217,7 @@ class StoreCoordinator:
         return f"{self._prefix}/{session.split()[0].decode()}/left"
 
     def _keys(self, session: bytes) -> list[str]:
-        token, world = session.decode().split()
+        token, world = session.decode().split()[:2]
         return [f"{self._prefix}/{token}/{rank}" for rank in range(int(world))]
 
     def _assert_open(self) -> None:
@@ -222,6 +227,12 @@ class StoreCoordinator:
     def __repr__(self) -> str:
         state = "closed" if self._closed else self._calls.lost or ("joined" if self._session else "alone so far")
         return f"<StoreCoordinator {self.name!r}: rank {self.rank} of {self.world}, {state}>"
+
+
+def _each(session: bytes) -> list[bytes]:
+    """Give token and world of a session, and of those before it."""
+    words = session.split()
+    return [b" ".join(words[at : at + 2]) for at in range(0, len(words), 2)]
 
 
 @final

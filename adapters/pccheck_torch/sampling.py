@@ -52,7 +52,7 @@ class ResumableSampler(Sampler[int]):
         world: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        self.length = data if isinstance(data, int) else len(data)
+        self.length = len(data) if isinstance(data, Sized) else operator.index(data)
         self.shuffle, self.seed, self.drop_last = bool(shuffle), operator.index(seed), bool(drop_last)
         self.rank, self.world = _ranks(rank, world)
         if self.length < 1:
@@ -71,10 +71,10 @@ class ResumableSampler(Sampler[int]):
 
     def _rest(self) -> Tensor:
         """Give what is left of the epoch's order, a multiple of the number of ranks."""
-        order = torch.arange(self.length)
+        order = torch.arange(self.length, device="cpu")  # whatever torch.set_default_device() says
         if self.shuffle:
             generator = torch.Generator().manual_seed(_mixed(self.seed, self.epoch))
-            order = torch.randperm(self.length, generator=generator)
+            order = torch.randperm(self.length, generator=generator, device="cpu")
         rest = order[min(self.position, self.length) :]
         over = len(rest) % self.world
         if over and self.drop_last:
@@ -143,18 +143,24 @@ class ResumableLoader:
         self._iteration += 1
         if self._generator is not None:  # of the seeds of the workers
             self._generator.manual_seed(_mixed(self.sampler.seed, self.epoch, self.sampler.position))
-        return self._iterate(iter(self._loader), self._batches.sizes, self._iteration)
+        with torch.device("cpu"):  # on another default device torch's iterators refuse a generator of the CPU
+            batches = iter(self._loader)
+        return self._iterate(batches, self._batches.sizes, self._iteration)
 
     def _iterate(self, batches: Iterator[Any], sizes: deque[int], iteration: int) -> Iterator[Any]:
         sampler = self.sampler
-        for batch in batches:
-            sampler.position += sizes.popleft() * sampler.world
-            yield batch
-            if iteration != self._iteration:
+        while True:
+            if iteration != self._iteration:  # before a batch is taken: persistent workers serve the newer one by now
                 raise UsageError(
                     "this iteration of a ResumableLoader is over, since another one was begun or load_state_dict was "
                     "called: samples would be seen twice; go on with the newer one"
                 )
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            sampler.position += sizes.popleft() * sampler.world
+            yield batch
         sampler.epoch, sampler.position = sampler.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:

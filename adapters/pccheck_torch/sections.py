@@ -73,12 +73,27 @@ class Problems:
         """Hold an array against a stored leaf."""
         kind, facts = ("torch" if isinstance(live, Tensor) else "numpy"), facts_of(stored)
         shape, dtype = tuple(live.shape), str(live.dtype).removeprefix("torch.")
+        if isinstance(stored, StoredLeaf) and "struct" in stored.spec.extra and getattr(live.dtype, "names", None):
+            dtype = stored.spec.dtype  # which fields it has is held against when it was restored
         if facts is None or facts[0] != kind:
             self.differs(path, "kind", told(live), told(stored))
+        elif _is_meta(live) and not _is_meta(stored):
+            self.differs(
+                path, "kind", f"{told(live)} on device meta, which is given memory by to_empty()", told(stored)
+            )
+        elif _is_meta(stored) and not _is_meta(live):
+            self.differs(path, "kind", told(live), f"{told(stored)} of device meta, without values")
         elif facts[1] != shape:
             self.differs(path, "shape", shape, facts[1])
         elif facts[2] != dtype:
             self.differs(path, "dtype", dtype, facts[2])
+
+
+def _is_meta(value: object) -> bool:
+    """Tell whether it is a tensor, live, stored or restored, without values: loading from or into it does nothing."""
+    if isinstance(value, StoredLeaf):
+        return value.spec.kind == "torch" and "value" in value.spec.extra
+    return isinstance(value, Tensor) and value.device.type == "meta"
 
 
 def facts_of(stored: object) -> tuple[str, tuple[int, ...], str] | None:
@@ -122,7 +137,7 @@ def whole(leaf: StoredLeaf) -> Any:
         return leaf
     if spec.kind == "torch" and spec.dtype in DTYPES:
         return torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta")
-    if spec.kind == "numpy":
+    if spec.kind == "numpy" and "struct" not in spec.extra:
         return np.broadcast_to(np.empty((), np.dtype(spec.dtype)), spec.shape)
     return StoredLeaf(leaf.path, replace(spec, box=None))
 
@@ -158,8 +173,11 @@ class Stateful(Section):
             names(path, live, stored, found, ignored=lambda name: str(name).startswith(_RELEASES))
 
     def load(self, stored: Any) -> None:
-        """Load what fits, in place."""
-        self._thing.load_state_dict(stored)
+        """Load all of it, or nothing: what lacks a part of its state cannot go on."""
+        found = Problems()
+        self.check(stored, "", found)
+        if not found.found:
+            self._thing.load_state_dict(stored)
 
 
 def is_stateful(thing: object) -> bool:
@@ -176,12 +194,12 @@ def names(
     ignored: Callable[[Any], bool] = lambda name: False,
 ) -> list[Any]:
     """Report the names that only one of two has; give those that both have, in the order of the live one."""
-    for name in live.keys() - stored.keys():
-        if not ignored(name):
-            found.missing(f"{path}/{name}", live[name])
-    for name in stored.keys() - live.keys():
-        if not ignored(name):
-            found.unexpected(f"{path}/{name}", stored[name])
+    for name, value in live.items():
+        if name not in stored and not ignored(name):
+            found.missing(f"{path}/{name}", value)
+    for name, value in stored.items():
+        if name not in live and not ignored(name):
+            found.unexpected(f"{path}/{name}", value)
     return [name for name in live if name in stored]
 
 
@@ -204,7 +222,8 @@ class Group(Section):
         if parts is None:
             found.differs(path, "type", "list" if self._listed else "dict", told(stored))
             return
-        for name in names(path, self._sections, parts, found):
+        live = {name: None if name in parts else section.tree() for name, section in self._sections.items()}
+        for name in names(path, live, parts, found):
             self._sections[name].check(parts[name], f"{path}/{name}", found)
 
     def asked(self, stored: Any) -> Any:

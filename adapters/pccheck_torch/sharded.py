@@ -191,14 +191,14 @@ def _assert_whole_runs(
     """
     coordinate = mesh.get_coordinate()
     for axis, count in enumerate(shape):
-        rows = [torch.arange(count)]
+        rows = [torch.arange(count, device="cpu")]
         for at, n, placement in zip(coordinate, mesh.shape, placements, strict=True):
             if getattr(placement, "dim", None) != axis or placement.is_replicate():
                 continue
             pieces = _chunks(torch.cat(rows), int(getattr(placement, "split_factor", 1)))
             rows = [_chunks(piece, n)[at] for piece in pieces]
         found = torch.cat(rows)
-        whole = torch.arange(offsets[axis], offsets[axis] + sizes[axis])
+        whole = torch.arange(offsets[axis], offsets[axis] + sizes[axis], device="cpu")
         if found.numel() and not torch.equal(found, whole):
             raise UnsupportedLeafError(
                 "", "", f"placements {placements} on mesh {tuple(mesh.shape)} make its part no box of shape {shape}; "

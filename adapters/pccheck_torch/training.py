@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
-import numpy as np
-import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -14,8 +12,8 @@ import pccheck
 from pccheck.errors import MismatchError, UsageError
 from pccheck_torch.modules import ModuleSection
 from pccheck_torch.optimizers import OptimizerSection
-from pccheck_torch.sections import Group, Problems, Section, Stateful, as_stored, grouped, is_stateful
-from pccheck_torch.values import Generator, Plain, Randomness
+from pccheck_torch.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful
+from pccheck_torch.values import GENERATORS, Extras, Generator, Plain, Randomness
 
 # What may refuse a checkpoint only when it is asked to load it comes first, so that nothing else was touched then; and
 # the random generators come last, since loading might draw from them.
@@ -50,14 +48,13 @@ class TrainingState:
         rng: whether the random generators of Python, NumPy, torch and CUDA are part of it.
         extras: anything else: modules, optimizers, things with `state_dict` and `load_state_dict`, `torch.Generator`
             and `numpy.random.Generator`, or plain values and trees of them, arrays included. Plain values are kept in
-            `state.extras`, where they are read and set: `state.extras["tokens"] += n`. Loading fills arrays, lists and
-            dicts in place, and puts other values there.
+            `state.extras`, where they are read and set: `state.extras["tokens"] += n`; what is added to or deleted from
+            it later counts as well. Loading fills arrays, lists, dicts and dataclasses in place, and puts other values
+            there; a namedtuple or dataclass comes back as its own class where one stands there already.
 
     Raises:
         UsageError: something is of a type that cannot be its part.
     """
-
-    __pccheck_own__ = ("rng", "loader")  # differ between ranks, also where `replicated` says that all is the same
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class TrainingState:
         rng: bool = True,
         **extras: Any,
     ) -> None:
-        self.extras: dict[str, Any] = extras
+        self._extras: dict[str, Any] = extras
         self.mismatches: tuple[pccheck.Mismatch, ...] = ()
         self._ema = {"ema": ema}
         made: dict[str, Section | None] = {
@@ -82,9 +79,25 @@ class TrainingState:
             "ema": None if ema is None else _any(self._ema, "ema"),
             "rng": Randomness() if rng else None,
             "loader": None if loader is None else _stateful(loader),
-            "extras": Group({name: _any(extras, name) for name in extras}) if extras else None,
+            "extras": Extras(extras, _any),
         }
-        self._sections: dict[str, Section] = {name: s for name, s in made.items() if s is not None}
+        self._made: dict[str, Section] = {name: s for name, s in made.items() if s is not None}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The extras by name, to be read and set; what is added here is saved as well."""
+        return self._extras
+
+    @property
+    def _sections(self) -> dict[str, Section]:
+        """Give what there is; a state that never had extras has none to miss."""
+        return {name: section for name, section in self._made.items() if name != "extras" or self._extras}
+
+    @property
+    def __pccheck_own__(self) -> tuple[str, ...]:
+        """Give the paths at which ranks differ, also where `replicated` says that all is the same."""
+        generators = [name for name, value in self._extras.items() if isinstance(value, GENERATORS)]
+        return ("rng", "loader", *(f"extras/{name}" if name.isidentifier() else "extras" for name in generators))
 
     def __pccheck_state__(self) -> dict[str, Any]:
         """Give the tree that `Checkpointer.save` saves."""
@@ -112,7 +125,8 @@ class TrainingState:
 
         Args:
             restored: what `Checkpointer.restore` gave.
-            partial: load what fits, and leave what does not to `self.mismatches`.
+            partial: load what fits, and leave what does not to `self.mismatches`: of models and of optimizer states
+                part by part; a scheduler, scaler, generator or extra as a whole.
 
         Raises:
             MismatchError: lists everything missing, unexpected, or of another shape or dtype; nothing was changed.
@@ -124,9 +138,10 @@ class TrainingState:
         self.mismatches = tuple(self._check(stored))
         if self.mismatches and not partial:
             raise MismatchError(self.mismatches)
+        sections = self._sections
         for name in _LOADED:
-            if name in self._sections and isinstance(stored, Mapping) and name in stored:
-                self._sections[name].load(stored[name])
+            if name in sections and isinstance(stored, Mapping) and name in stored:
+                sections[name].load(stored[name])
         return restored.step + 1
 
     def _check(self, stored: Any) -> list[pccheck.Mismatch]:
@@ -134,13 +149,14 @@ class TrainingState:
         if not isinstance(stored, Mapping):
             found.differs("", "type", "the tree of a TrainingState", type(stored).__name__)
             return found.found
-        for name, section in self._sections.items():
+        sections = self._sections
+        for name, section in sections.items():
             if name in stored:
                 section.check(stored[name], name, found)
             else:
                 found.missing(name, section.tree())
         for name in stored:
-            if name not in self._sections:
+            if name not in sections:
                 found.unexpected(name, stored[name])
         return found.found
 
@@ -150,9 +166,9 @@ class TrainingState:
             raise MismatchError(problems)
         if not isinstance(stored, Mapping):
             return as_stored(stored)
+        sections = self._sections
         return {
-            name: self._sections[name].asked(part) if name in self._sections else as_stored(part)
-            for name, part in stored.items()
+            name: sections[name].asked(part) if name in sections else as_stored(part) for name, part in stored.items()
         }
 
     def __repr__(self) -> str:
@@ -201,7 +217,7 @@ def _assert_stateful(value: Any) -> None:
         )
 
 
-def _any(holder: dict[str, Any], name: str) -> Section:
+def _any(holder: MutableMapping[str, Any], name: str) -> Section:
     value = holder[name]
     if isinstance(value, Module):
         return ModuleSection(value)
@@ -209,6 +225,6 @@ def _any(holder: dict[str, Any], name: str) -> Section:
         return OptimizerSection(value)
     if is_stateful(value):
         return Stateful(value)
-    if isinstance(value, (torch.Generator, np.random.Generator)):
+    if isinstance(value, GENERATORS):
         return Generator(value)
     return Plain(holder, name)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pccheck_torch.sections import KIND, Problems, Section, told
+from pccheck.leaves import StoredLeaf
+from pccheck_torch.sections import KIND, Problems, Section, grouped, told
+
+GENERATORS = (torch.Generator, np.random.Generator)
 
 
 @final
@@ -29,12 +34,17 @@ class Plain(Section):
         return self._holder[self._name]
 
     def check(self, stored: Any, path: str, found: Problems) -> None:
-        """Report an array of another shape or dtype; below containers, all may change."""
+        """Report an array of another shape or dtype; below containers, all may change but the fields of a class."""
         live = self.tree()
         if isinstance(live, (Tensor, np.ndarray)):
             found.leaf(path, live, stored)
-        elif isinstance(live, (Mapping, list, tuple)) and type(live) is not type(stored):
+        elif isinstance(live, torch.Size):
+            if not isinstance(stored, (torch.Size, StoredLeaf)):
+                found.differs(path, "type", told(live), told(stored))
+        elif isinstance(live, (Mapping, list, tuple)) and not _has_fields(live) and type(live) is not type(stored):
             found.differs(path, "type", told(live), told(stored))
+        else:
+            _check_fields(live, stored, path, found)
 
     def load(self, stored: Any) -> None:
         """Load what fits, in place."""
@@ -65,7 +75,103 @@ def refilled(live: Any, stored: Any) -> Any:
         lives = live + [None] * (len(stored) - len(live))
         live[:] = [refilled(mine, value) for mine, value in zip(lives, stored, strict=False)]
         return live
+    if _has_fields(live):
+        return _with_fields(live, {name: refilled(getattr(live, name, None), v) for name, v in _fields(stored).items()})
+    if type(live) is tuple and type(stored) is tuple and len(live) == len(stored):
+        return tuple(map(refilled, live, stored))
     return stored
+
+
+# Restored is a namedtuple of the same names, or a dict where these are none: nothing is imported from a file.
+
+
+def _has_fields(value: object) -> bool:
+    return (isinstance(value, tuple) and hasattr(value, "_fields")) or (
+        dataclasses.is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Give the fields of a namedtuple or dataclass, live or restored; nothing of anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, tuple):
+        return dict(zip(getattr(value, "_fields", ()), value, strict=False))
+    return {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)} if _has_fields(value) else {}
+
+
+def _check_fields(live: Any, stored: Any, path: str, found: Problems) -> None:
+    """Report a live namedtuple or dataclass, at any depth, for which something else is stored."""
+    if _has_fields(live):
+        mine, theirs = _fields(live), _fields(stored)
+        if not (_has_fields(stored) or isinstance(stored, Mapping)) or mine.keys() != theirs.keys():
+            has = f" with {', '.join(map(str, theirs))}" if theirs else ""
+            found.differs(path, "type", f"{told(live)} with {', '.join(mine)}", f"{told(stored)}{has}")
+            return
+        pairs = [(name, value, theirs[name]) for name, value in mine.items()]
+    elif isinstance(live, Mapping) and isinstance(stored, Mapping):
+        pairs = [(name, value, stored[name]) for name, value in live.items() if name in stored]
+    elif isinstance(live, (list, tuple)) and isinstance(stored, (list, tuple)):
+        pairs = [(str(i), *both) for i, both in enumerate(zip(live, stored, strict=False))]
+    else:
+        return
+    for name, value, other in pairs:
+        _check_fields(value, other, f"{path}/{name}", found)
+
+
+def _with_fields(live: Any, fields: Mapping[str, Any]) -> Any:
+    """Give a namedtuple or dataclass with these fields: itself, where it can change."""
+    if isinstance(live, tuple):
+        return tuple.__new__(type(live), [fields[name] for name in live._fields])  # type: ignore[attr-defined]
+    made = copy.copy(live) if live.__dataclass_params__.frozen else live
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@final
+class Extras(Section):
+    """Whatever a dict of the user's holds now, each thing a section: what is added, replaced or deleted there is seen.
+
+    Args:
+        holder: the dict.
+        make: gives the section of the thing of a name in it.
+    """
+
+    def __init__(
+        self, holder: MutableMapping[str, Any], make: Callable[[MutableMapping[str, Any], str], Section]
+    ) -> None:
+        self._holder, self._make = holder, make
+        self._made: dict[str, tuple[Any, Section]] = {}
+
+    def _group(self) -> Section:
+        sections: dict[str, Section] = {}
+        kept: dict[str, tuple[Any, Section]] = {}
+        for name, value in self._holder.items():
+            thing, section = self._made.get(name, (None, None))
+            if section is None or thing is not value:
+                section = self._make(self._holder, name)
+            if not isinstance(section, Plain):  # which remembers nothing
+                kept[name] = value, section
+            sections[name] = section
+        self._made = kept
+        return grouped(sections, lambda section: section)
+
+    def tree(self) -> Any:
+        """Give what is to be saved, as it is now."""
+        return self._group().tree()
+
+    def check(self, stored: Any, path: str, found: Problems) -> None:
+        """Report what would keep it from being loaded."""
+        self._group().check(stored, path, found)
+
+    def asked(self, stored: Any) -> Any:
+        """Ask for what each section asks for."""
+        return self._group().asked(stored)
+
+    def load(self, stored: Any) -> None:
+        """Load what fits, in place."""
+        self._group().load(stored)
 
 
 @final
@@ -92,6 +198,10 @@ class Generator(Section):
 
     def load(self, stored: Any) -> None:
         """Load what fits, in place."""
+        found = Problems()
+        self.check(stored, "", found)
+        if found.found:
+            return
         if isinstance(self._generator, torch.Generator):
             self._generator.set_state(stored.clone())
         else:

@@ -90,8 +90,9 @@ def load_world(
     wants = [Want(i, None, spec) for i, spec in enumerate(specs)] if fit is None else fit.wants
     reads, whole = parts.read([(want.index, want.spec.box) for want in wants])
     state, mismatches = assembly.assemble(
-        manifest, reads.data, kinds, like=ABSENT if like is None else like, partial=partial, specs=specs, key=reads.key
-    )
+        manifest, reads.data, kinds,
+        like=ABSENT if like is None else like, fit=fit, partial=partial, specs=specs, key=reads.key,
+    )  # fmt: skip
     restored = Restored(
         step=identity.step,
         counter=identity.counter,
@@ -179,6 +180,7 @@ class Parts:
             reads.add(rank, gathered)
             if rank == self._home_rank:
                 whole = gathered.chunks == len(self.home.manifest.chunks)
+        reads.check_copies()
         return whole
 
     def _find(self, rank: int) -> RankFile:

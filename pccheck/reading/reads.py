@@ -2,13 +2,16 @@
 
 A leaf that some rank stored exactly as it is wanted is read from there, in place. Any other is put together from what
 the stores of all ranks have of it: together they must have each wanted element. Equal boxes are copies, as of a
-parameter that is sharded along one axis of a mesh only; boxes that overlap otherwise are refused.
+parameter that is sharded along one axis of a mesh only, and must have equal bytes: the stages of a pipeline may have
+given one name to different things. Boxes that overlap otherwise are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
 
 from pccheck.errors import FormatError
 from pccheck.leaves import dense_strides
@@ -60,12 +63,12 @@ class Reads:
         self._places: dict[Key, tuple[int, Place]] = {}
         self._parts: dict[Key, _Part] = {}
         self._data: dict[Key, memoryview] = {}
+        self._copies: list[tuple[Key, Key, str]] = []  # what must have equal bytes, and what to say otherwise
 
     def want_stored(self, index: int, source: Source) -> None:
         """Want leaf `index` as this rank stored it."""
-        if source.entry.nbytes:
-            self._keys[index] = key = (source.rank, source.place)
-            self._places[key] = (source.rank, source.place)
+        if (key := self._stored(source)) is not None:
+            self._keys[index] = key
 
     def want_box(self, index: int, box: Box, sources: Sequence[Source]) -> None:
         """Want a part of leaf `index`, in C order.
@@ -73,26 +76,43 @@ class Reads:
         Args:
             index: of the leaf.
             box: the part of the global array.
-            sources: what ranks store of it; the first that is exactly this part is taken.
+            sources: what ranks store of it; the first that is exactly this part is taken, if any is.
 
         Raises:
             FormatError: the sources leave holes in the part, or overlap in it unequally; names path and ranks.
         """
         if not box.elements:
-            return None
-        for source in sources:
-            if source.box == box and "stride" not in source.entry.extra:
-                return self.want_stored(index, source)
-        copies: dict[Box, Source] = {}
+            return
+        holders: dict[Box, list[Source]] = {}
         for source in sources:
             if source.box.common(box) is not None:
-                copies.setdefault(source.box, source)
-        used = list(copies.values())
+                holders.setdefault(source.box, []).append(source)
+        exact = [source for source in holders.get(box, ()) if "stride" not in source.entry.extra]
+        for n in range(max(map(len, holders.values()), default=1)):
+            if exact:
+                key = self._stored(exact[min(n, len(exact) - 1)])
+            else:
+                key = self._part(box, [same[min(n, len(same) - 1)] for same in holders.values()], sources)
+            if key is None:
+                return
+            first = self._keys.setdefault(index, key)
+            if key != first:
+                self._copies.append((first, key, _differing(box, holders.values())))
+
+    def _stored(self, source: Source) -> Key | None:
+        if not source.entry.nbytes:
+            return None
+        key = (source.rank, source.place)
+        self._places[key] = key
+        return key
+
+    def _part(self, box: Box, used: Sequence[Source], sources: Sequence[Source]) -> Key | None:
         itemsize = _checked(box, used, sources)
-        if itemsize:
-            self._keys[index] = key = (box, tuple((source.rank, source.place) for source in used))
-            self._parts[key] = _Part(box, itemsize, tuple(used))
-        return None
+        if not itemsize:
+            return None
+        key = (box, tuple((source.rank, source.place) for source in used))
+        self._parts[key] = _Part(box, itemsize, tuple(used))
+        return key
 
     def key(self, index: int) -> Key | None:
         """Give what is equal for leaves that share their bytes, None for one without bytes."""
@@ -120,6 +140,14 @@ class Reads:
         for key, (at, place) in self._places.items():
             if at == rank:
                 self._data[key] = gathered.places[place]
+
+    def check_copies(self) -> None:
+        """Raise FormatError where ranks store different bytes as the same part; when everything was added."""
+        for key, other, differing in self._copies:
+            if not np.array_equal(np.asarray(self._data[key]), np.asarray(self._data[other])):
+                raise FormatError(differing)
+        needed = set(self._keys.values())
+        self._data = {key: data for key, data in self._data.items() if key in needed}
 
     def data(self, index: int) -> memoryview:
         """Give the bytes of a wanted leaf: the same memory for leaves with the same key."""
@@ -188,6 +216,14 @@ def _checked(box: Box, used: Sequence[Source], sources: Sequence[Source]) -> int
     if len(sizes) > 1:
         raise FormatError(f"{path}: {named([s.rank for s in used])} store elements of different sizes")
     return next(iter(sizes))[0]
+
+
+def _differing(box: Box, holders: Iterable[Sequence[Source]]) -> str:
+    same = max(holders, key=len)
+    return (
+        f"{same[0].entry.path}: {named([source.rank for source in same])} store different values of the same part of "
+        f"{told(box)}: the stages of a pipeline must have paths of their own; restore on as many ranks as saved it"
+    )
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ The Checkpointer and the read-only view restore through this one piece of code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from pccheck.reading.reads import read_wanted
 from pccheck.reading.restored import Restored as Restored
 from pccheck.reading.restored import Skipped as Skipped
 from pccheck.state import assembly
-from pccheck.state.fit import Want
+from pccheck.state.fit import Fit
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
@@ -56,6 +56,7 @@ class Loaded:
         read: gives the bytes of one wanted leaf, or of its wanted part, by the leaf's place in the manifest.
         whole: every chunk of it was read and verified.
         skipped: what was passed over, newest first.
+        fit: how it fits `like`, where one was given.
     """
 
     record: Record
@@ -64,9 +65,10 @@ class Loaded:
     read: Callable[[int], memoryview] = field(repr=False)
     whole: bool = True
     skipped: tuple[Skipped, ...] = ()
+    fit: Fit | None = field(default=None, repr=False)
 
 
-Accept: TypeAlias = Callable[[Manifest], Sequence[Want] | None]  # the leaves that are wanted; None = all, as stored
+Accept: TypeAlias = Callable[[Manifest], Fit | None]  # what is wanted, and how it fits; None = all, as stored
 
 
 def candidates(listing: Listing) -> list[Candidate]:
@@ -156,7 +158,7 @@ def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, pa
         FormatError: a leaf is not what its kind can build.
     """
     state, mismatches = assembly.assemble(
-        loaded.manifest, loaded.read, kinds, like=ABSENT if like is None else like, partial=partial
+        loaded.manifest, loaded.read, kinds, like=ABSENT if like is None else like, fit=loaded.fit, partial=partial
     )
     return Restored(
         step=loaded.record.step,
@@ -171,13 +173,13 @@ def assemble(loaded: Loaded, kinds: KindTable = kind_of, *, like: Any = None, pa
 def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> Accept:
     """Give an `accept` for `load_newest`: what `like` wants; MismatchError for a checkpoint that does not fit it."""
 
-    def accept(manifest: Manifest) -> Sequence[Want] | None:
+    def accept(manifest: Manifest) -> Fit | None:
         if like is None:
             return None
         fit = assembly.fit_of(manifest, like, kinds)
         if fit.mismatches and not partial:
             raise MismatchError(fit.mismatches)
-        return fit.wants
+        return fit
 
     return accept
 
@@ -214,9 +216,9 @@ def _load(
             record = _hold(medium, candidate.record) if lock else candidate.record
             confirm(medium, record)
             manifest = read_manifest(medium, record)
-            wanted = accept(manifest)
-            read, whole = read_wanted(medium, manifest, wanted, threads=threads)
-            return Loaded(record=record, name=name, manifest=manifest, read=read, whole=whole)
+            fit = accept(manifest)
+            read, whole = read_wanted(medium, manifest, None if fit is None else fit.wants, threads=threads)
+            return Loaded(record=record, name=name, manifest=manifest, read=read, whole=whole, fit=fit)
         except (DamagedError, FormatError, MediumError) as error:
             first = first or error
         finally:

@@ -57,13 +57,14 @@ class Checkpoint:
             ReusedError: the slot was given to a newer checkpoint.
             MediumError: it cannot be read.
         """
-        wanted = fitting(like, partial=partial)(self._manifest)
+        fit = fitting(like, partial=partial)(self._manifest)
         medium = self._opened()
         try:
+            wanted = None if fit is None else fit.wants
             read, whole = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
         finally:
             medium.close()
-        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, read=read, whole=whole)
+        loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, read=read, whole=whole, fit=fit)
         return assemble(loaded, like=like, partial=partial)
 
     def mapped(self, like: Any = None) -> Any:
@@ -76,8 +77,8 @@ class Checkpoint:
             UsageError: the file cannot be mapped so: it is in memory, its chunks are apart, or there are no locks here.
             DamagedError, MismatchError, ReusedError, MediumError: as `restore`.
         """
-        wanted = fitting(like)(self._manifest)
-        if wanted is not None and any(want.spec.box is not None for want in wanted):
+        fit = fitting(like)(self._manifest)
+        if fit is not None and any(want.spec.box is not None for want in fit.wants):
             raise UsageError("parts of arrays cannot be mapped; ask for whole arrays, or use state()")
         medium, other = self._opened(), self._open(self.name)
         try:
@@ -94,6 +95,7 @@ class Checkpoint:
             name=self.name,
             manifest=self._manifest,
             read=lambda i: payload[leaves[i].offset : leaves[i].offset + leaves[i].nbytes],
+            fit=fit,
         )
         return assemble(loaded, like=like).state
 

@@ -161,8 +161,7 @@ class Flight:
 
     def _take(self, save: Save, prepared: Prepared) -> Taken:
         """Do what is owed to the caller's memory before the pipeline has it, and tell of another mode than before."""
-        for error in self.watches.check():  # what no fence was reached for since the last save
-            self.reports.note(save.counter - 1, error)
+        self._end_watches()  # what no fence was reached for since the last save
         taken = self.snapshots.take(prepared, self.captures.waited_s)
         if taken.mode == "lazy" and self.snapshots.debug:
             self.watches.begin(prepared)
@@ -170,6 +169,11 @@ class Flight:
             self._told = taken.mode
             self._notifier(SnapshotPicked(step=save.step, counter=save.counter, mode=taken.mode, reason=taken.reason))
         return taken
+
+    def _end_watches(self) -> None:
+        """Note what was changed so far of what is watched; from here on it may be."""
+        for error in self.watches.check() if self.watches else ():
+            self.reports.note(-1, error)  # told by the next call that tells of any save
 
     def _abort(self, save: Save, record: Record, job: Job | None) -> None:
         with self._state:
@@ -264,6 +268,7 @@ class Flight:
             if close:  # in one step: a save that waits for a place must not be let in by the end of the last
                 self._closed = True
                 self._changed.notify_all()
+        self._end_watches()  # nothing is captured any more, so that wait() and restore() are fences as well
 
     def assert_no_callback(self) -> None:
         """Raise UsageError in a callback of a save's future: what waits for that save would wait for itself."""

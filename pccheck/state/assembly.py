@@ -28,6 +28,7 @@ def assemble(
     kind_of: KindTable,
     *,
     like: object = ABSENT,
+    fit: Fit | None = None,
     partial: bool = False,
     specs: Sequence[LeafSpec] | None = None,
     key: Callable[[int], Hashable | None] | None = None,
@@ -41,6 +42,7 @@ def assemble(
         kind_of: finds kinds of leaves, such as `kinds.kind_of`.
         like: the structure, kinds and devices that come back; ABSENT: as saved, or as NumPy where that framework is
             not installed, and leaves of which the manifest has a part as `Shard`.
+        fit: what `fit_of` gave for this `like`, where that was asked before; None = it is asked now.
         partial: give the places that differ, instead of raising; there the state has what `like` has.
         specs: what the leaves are where `read` puts them together from several manifests; None = as the manifest says.
         key: tells leaves that share their bytes (equal), and leaves that have none (None); None = by their places.
@@ -52,7 +54,7 @@ def assemble(
     builder = Builder(manifest, read, kind_of, specs=specs, key=key)
     if like is ABSENT:
         return tree.build(manifest.tree, builder.leaf), ()
-    fit = fit_of(manifest, like, kind_of, specs=specs)
+    fit = fit_of(manifest, like, kind_of, specs=specs) if fit is None else fit
     if fit.mismatches and not partial:
         raise MismatchError(fit.mismatches)
     return fit.make(builder.want), fit.mismatches
@@ -102,7 +104,7 @@ class Builder:
         except FormatError as error:
             raise FormatError(f"{path or 'the state itself'}: {error}") from None
         except UnsupportedLeafError as error:
-            raise UnsupportedLeafError(path, error.type_name, error.reason) from None
+            raise error.at(path, restoring=True) from None
 
     def _converted(self, want: Want, kind: LeafKind) -> Any:
         """Convert a leaf; those tied in the checkpoint once, where they are to come to the same place."""

@@ -37,7 +37,7 @@ class Assigning:
     def __init__(self, kind_of: KindTable, target: Any, state: Any) -> None:
         self._kind_of = kind_of
         self._found: list[Mismatch] = []
-        self._writes: list[tuple[LeafKind, Any, Any]] = []
+        self._writes: list[tuple[str, LeafKind, Any, Any]] = []
         self._sets: list[Callable[[], None]] = []
         self._written: dict[int, Any] = {}  # by id of a live leaf, what it is to hold
         self._node(target, state, "", 0, replaceable=False)
@@ -45,8 +45,11 @@ class Assigning:
 
     def carry_out(self) -> None:
         """Write every leaf that fits, then replace the Python values."""
-        for kind, target, value in self._writes:
-            kind.assign(target, value)
+        for path, kind, target, value in self._writes:
+            try:
+                kind.assign(target, value)
+            except UnsupportedLeafError as error:
+                raise error.at(path, restoring=True) from error
         for put in self._sets:
             put()
 
@@ -166,7 +169,7 @@ class Assigning:
             return self._differs(target, path, "kind", f"{shown(want)} that cannot be written", shown(have))
         known = self._written.setdefault(id(target), value)
         if known is value:
-            self._writes.append((kind, target, value))
+            self._writes.append((path, kind, target, value))
         elif not _is_tied(kind, known, other, value):
             return self._differs(target, path, "tied", "one array that stands elsewhere, too", "an array of its own")
         return target
@@ -175,7 +178,7 @@ class Assigning:
         try:
             asked = self._kind_of.like(leaf)
         except UnsupportedLeafError as error:
-            raise UnsupportedLeafError(path, error.type_name, error.reason) from None
+            raise error.at(path, restoring=True) from None
         if asked is None:
             raise UsageError(f"the target has a {type_name(leaf)} at {path or 'its root'}, which can be no leaf")
         return asked
@@ -185,7 +188,10 @@ class Assigning:
         return target
 
     def _told(self, value: Any) -> str:
-        asked = None if form_of(type(value)) is not None else self._kind_of.like(value)
+        try:
+            asked = None if form_of(type(value)) is not None else self._kind_of.like(value)
+        except UnsupportedLeafError:
+            asked = None
         return type_name(value) if asked is None else shown(asked[1])
 
 

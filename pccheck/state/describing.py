@@ -62,7 +62,7 @@ class Described:
             try:
                 spec, found = kind.describe(leaf), kind.host_bytes(leaf)
             except UnsupportedLeafError as error:
-                raise UnsupportedLeafError(path or "the state itself", error.type_name, error.reason) from None
+                raise error.at(path) from None
             self._take(kind, leaf, spec, found)
             self.rows.setdefault(kind, []).append(i)
             if division.world > 1 and path in replicated:  # so are the leaves that it is tied to

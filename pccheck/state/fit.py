@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
-from pccheck.errors import UsageError
+from pccheck.errors import UnsupportedLeafError, UsageError
 from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec, StoredLeaf
 from pccheck.state import nodes, paths, tree
 from pccheck.state.boxes import Box
@@ -155,7 +155,7 @@ class _Matching:
         for part, child in children:
             self._missing(child, paths.join(path, part, is_root=False), depth + 1)
         if not children:
-            self.mismatches.append(Mismatch(path, "missing", self._asked(like), ""))
+            self.mismatches.append(Mismatch(path, "missing", self._asked(like, path), ""))
 
     def _unexpected(self, found: Any, path: str, depth: int) -> None:
         for part, node in found:
@@ -185,7 +185,7 @@ class _Matching:
         return lambda build: value
 
     def _leaf(self, like: Any, node: Any, path: str) -> Make:
-        asked = self.kind_of.like(like)
+        asked = self._kind_and_spec(like, path)
         if asked is None:
             raise UsageError(f"`like` has a {type_name(like)} at {path or 'its root'}, which can be no leaf")
         kind, want = asked
@@ -210,6 +210,12 @@ class _Matching:
             return self._differs(path, "part", told(wanted), told(stored), like)
         return self._want(Want(node.index, kind, part_of(spec, have, want.box), like))
 
+    def _kind_and_spec(self, like: Any, path: str) -> tuple[LeafKind, LeafSpec] | None:
+        try:
+            return self.kind_of.like(like)
+        except UnsupportedLeafError as error:
+            raise error.at(path, restoring=True) from None
+
     def _common_dtype(self, spec: LeafSpec) -> str | None:
         kind = self.kind_of.named(spec.kind)
         return spec.dtype if kind is None else kind.common_dtype(spec)
@@ -222,10 +228,10 @@ class _Matching:
         self.mismatches.append(Mismatch(path, problem, expected, found))
         return lambda build: like
 
-    def _asked(self, like: Any) -> str:
+    def _asked(self, like: Any, path: str) -> str:
         if form_of(type(like)) is not None:
             return type_name(like)
-        asked = self.kind_of.like(like)
+        asked = self._kind_and_spec(like, path)
         return type_name(like) if asked is None else shown(asked[1])
 
     def _told(self, node: Any) -> str:

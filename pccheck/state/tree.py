@@ -79,7 +79,7 @@ class _Apart:
         try:
             known = self.is_leaf(value)
         except UnsupportedLeafError as error:
-            raise UnsupportedLeafError(_place(path), error.type_name, error.reason) from None
+            raise error.at(path) from None
         if not known:
             raise _refused(path, value, _why_not(value))
         self.leaves.append(value)
@@ -177,6 +177,10 @@ def _why_not(value: object) -> str:
     for base in BUILTIN:
         if isinstance(value, base):
             return f"a subclass of {base.__name__} would come back as something else; store {base.__name__}(...) of it"
+    if hasattr(type(value), "__pccheck_state__"):
+        return "it stands for a whole state: give it to save() as it is, or store what its __pccheck_state__() gives"
+    if callable(getattr(type(value), "state_dict", None)):
+        return "it is no value; store its .state_dict()"
     return (
         "it is no container, Python value, or array that pccheck knows (dict, list, tuple, namedtuple, dataclass, "
         "None, bool, int, float, complex, str, bytes, NumPy, and arrays of installed adapters); convert it, or leave "

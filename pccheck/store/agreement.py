@@ -5,12 +5,16 @@ With one rank there is no thread, nothing is read or published, and no time pass
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import final
 
 from pccheck.errors import RanksError, RankTimeoutError, UsageError
 from pccheck.store.channel import LEAVE_S, Channel, anew
 from pccheck.store.coordination import Coordinator
 from pccheck.store.verdicts import AGREED, Outcome, Verdict
+
+_FAILED = "failed"  # the topic of a rank that met an error of its own between two exchanges
 
 
 @final
@@ -42,10 +46,18 @@ class Agreement:
         Raises RankTimeoutError that names those that are missing, and as `exchange` does.
         """
         if self.world > 1:
+            what = "all ranks to open their stores"
             self._channel.tell()
-            self._channel.wait(
-                lambda: self._member.joined, timeout_s, "all ranks to open their stores", lambda: self._member.unheard
-            )
+            try:
+                self._channel.wait(
+                    lambda: self._member.joined, timeout_s, what, lambda: self._member.unheard
+                )  # fmt: skip
+            except RankTimeoutError as error:
+                told = [f"rank {r} as one of {w}" for r, w in sorted(self._member.worlds.items()) if r in error.ranks]
+                if not told:
+                    raise
+                what += f" as ranks of {self.world} (last heard: {', '.join(told[:16])})"
+                raise RankTimeoutError(what, error.waited_s, error.ranks) from None
 
     def exchange(self, topic: str, payload: bytes, timeout_s: float) -> list[bytes]:
         """Give what each rank says to this topic; every rank must call this for the same topics in the same order.
@@ -71,6 +83,9 @@ class Agreement:
                 self._apart = RanksError(f"an earlier exchange between the ranks failed: {error}", error.ranks)
                 raise
             said = self._member.answers(number)
+            failed = [rank for rank, answer in sorted(said.items()) if answer.topic == _FAILED]
+            if failed:
+                raise RanksError(f"rank {failed[0]}, before {topic!r}: {said[failed[0]].payload.decode()}", failed)
             other = [rank for rank, answer in sorted(said.items()) if answer.topic != topic]
             if other:
                 raise RanksError(
@@ -86,6 +101,15 @@ class Agreement:
             with self._state:
                 self._member.answer(topic, payload)
                 self._channel.tell()
+
+    @contextmanager
+    def on_its_own(self) -> Iterator[None]:
+        """Do what may fail on this rank alone between two exchanges: the others meet the error in their next one."""
+        try:
+            yield
+        except BaseException as error:
+            self.say(_FAILED, f"{type(error).__name__}: {error}"[:2000].encode())
+            raise
 
     def _silent(self, number: int) -> list[int]:
         said = self._member.answers(number)

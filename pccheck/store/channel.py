@@ -94,7 +94,7 @@ class Channel:
         It waits, at most `timeout_s`, until the others know what this rank knows to be agreed: the place may go away
         with this process. The blob is taken away when all others have left too; else somebody may still need it.
         """
-        alone = self.member.world == 1
+        alone = self._thread is None  # nothing was told: nobody can need it
         if self._thread is not None:
             deadline = time.monotonic() + timeout_s
             with self.state:

@@ -97,6 +97,8 @@ class History:
             self._take_away(doomed, [n for n, r in self._books.kept().items() if r.counter == counter])
 
     def _take_away(self, doomed: dict[int, Record], names: list[str]) -> None:
+        with self._books.lock:  # whoever took the store may hold newer checkpoints in the very files of these slots
+            self._books.check.assert_mine()
         self._move_off(doomed)
         self._remove_kept(names)
         for slot, record in doomed.items():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from pccheck import format
-from pccheck.errors import ContentError, MediumError
+from pccheck.errors import ContentError, FormatError, MediumError
 from pccheck.format import Abandoned, Record, SlotState
 from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
@@ -64,11 +64,13 @@ def open_for_writing(
 
     Raises:
         StoreTaken: another process has the lock, of this store or of one beside it.
+        FormatError: the folder is one of another rank, moved or copied here.
         RanksError, NoValidCheckpointError: as `worlds.decide`; or ranks are missing, restarted, or could not open.
     """
     found = _Found(check=volume.check_page(create=True), media={})
     try:
         _look(volume, found, lock_timeout_s)
+        _assert_of_this_rank(volume.path, found, agreement)
         neighbours.take(lock_timeout_s)
         seen = Seen(own=_holding(found, agreement), others=neighbours.look())
         opening = _agree(agreement, seen, volume.path, agree_timeout_s)
@@ -111,6 +113,20 @@ def _look(volume: Volume, found: _Found, lock_timeout_s: float) -> None:
     check.sync()  # the superblock before any word: a power loss that kept words alone would look like damage
     _warn_of_loss(check, volume, found.sealed, damaged)
     found.incarnation, found.counter = _last(check, [*records.values(), *kept.values()])
+
+
+def _assert_of_this_rank(path: str, found: _Found, agreement: Agreement) -> None:
+    """Raise FormatError in the folder of another rank.
+
+    As the parts of this rank its records would count to the opening, and to no restore, which starts from scratch then.
+    """
+    for record in (*found.sealed.values(), *found.kept.values()):
+        if agreement.world > 1 and (record.world == 1 or record.rank != agreement.rank):
+            raise FormatError(
+                f"{path} holds step {record.step} of rank {record.rank} of {record.world}, but it is to be the store "
+                f"of rank {agreement.rank}: its folder was renamed, swapped or copied. Nothing was changed. Put each "
+                "folder back where it was, or use another directory to start afresh."
+            )
 
 
 def _holding(found: _Found, agreement: Agreement) -> Holding:

@@ -67,13 +67,24 @@ _decode = msgspec.json.Decoder(Blob).decode
 
 def decode(raw: bytes | None, world: int) -> Blob | None:
     """Give a blob, None for anything else: torn, of another version, or of a job of another size."""
+    blob = _blob(raw)
+    return blob if blob is not None and len(blob.heard) == world else None
+
+
+def world_of(raw: bytes | None) -> int:
+    """Give the number of ranks of the job that a blob is of; 0 = it is no blob."""
+    blob = _blob(raw)
+    return 0 if blob is None else len(blob.heard)
+
+
+def _blob(raw: bytes | None) -> Blob | None:
     if raw is None:
         return None
     try:
         blob = _decode(raw)
     except (msgspec.DecodeError, ValueError):
         return None
-    return blob if blob.version == VERSION and blob.nonce and len(blob.heard) == world else None
+    return blob if blob.version == VERSION and blob.nonce else None
 
 
 def joined(refused: Iterable[Refused]) -> list[Refused]:

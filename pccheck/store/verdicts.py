@@ -19,7 +19,7 @@ from enum import Enum
 from typing import final
 
 from pccheck.errors import RanksError
-from pccheck.store.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, named
+from pccheck.store.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, named, world_of
 
 KEPT_ANSWERS = 2  # whoever gives answer n has all answers n - 1: nobody needs n - 2 any more
 
@@ -61,6 +61,7 @@ class Member:
         self.agreed = 0
         self._heard = [nonce if r == rank else "" for r in range(world)]
         self._seen: list[Blob | None] = [None] * world
+        self.worlds: dict[int, int] = {}  # ranks not heard of, whose blobs are of a job of another size
         self._absent: set[int] = set()  # ranks that have no blob there now
         self._answers: list[Answer] = []
         self._held: dict[int, Held] = {}
@@ -96,7 +97,8 @@ class Member:
             if rank == self.rank:
                 news |= self._check_own(blob)
             elif blob is None:
-                continue
+                if not was_joined and (world := world_of(raw)):
+                    self.worlds[rank] = world
             elif not was_joined:
                 news |= blob.nonce != self._heard[rank]
                 self._heard[rank], self._seen[rank] = blob.nonce, blob

@@ -112,7 +112,9 @@ def decide(seen: Sequence[Seen], where: str) -> Opening:
     newest = complete[0] if complete else None
     newer = [s for s in members if not within(s.counter, abandoned) and s.counter > (newest.counter if newest else 0)]
     _assert_no_store_lost(stores, newer, members, where)
-    agreed = max((h.agreed for r, h in stores.items() if r != FLAT and not within(h.agreed, abandoned)), default=0)
+    alone = len(seen) == 1  # then what its own store lost, which nobody else's opening depends on, a restore tells
+    words = [h.agreed for r, h in stores.items() if not (alone and r == FLAT)]
+    agreed = max((word for word in words if not within(word, abandoned)), default=0)
     lost = agreed if agreed > (newest.counter if newest else 0) else 0
     reason = _why_lost(lost, newer, members) if lost else ""
     if lost and newest is None:

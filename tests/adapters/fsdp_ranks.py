@@ -54,11 +54,24 @@ class Net(nn.Module):
         return self.last(self.down(self.drop(self.middle(x).relu())))
 
 
+class Stage(nn.Module):
+    """One stage of a pipeline, under the name that it has in the whole model."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.name = f"stage{number}"
+        self.add_module(self.name, nn.Linear(10, 5 + number))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(self.name)(x)
+
+
 def build(how: str, shape: list[int], seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Give a model, the same on all ranks, and its optimizer.
 
     Args:
-        how: "plain", "fsdp" (mesh of one axis: shards; of two: replicas, shards), "tp" (shards, tensors), or "ddp".
+        how: "plain", "fsdp" (mesh of one axis: shards; of two: replicas, shards), "tp" (shards, tensors), "ddp",
+            or "pp" (stages, shards), in which each stage is another model.
         shape: of the mesh.
         seed: of the weights.
     """
@@ -72,9 +85,18 @@ def build(how: str, shape: list[int], seed: int = 0) -> tuple[nn.Module, torch.o
         mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("shards", "tensors"))
         parallelize_module(model, mesh["tensors"], {"middle": ColwiseParallel(), "down": RowwiseParallel()})
         fully_shard(model, mesh=mesh["shards"])
+    elif how == "pp":
+        mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("stages", "shards"))
+        model = Stage(mesh.get_local_rank("stages"))
+        fully_shard(model, mesh=mesh["shards"])
     elif how == "ddp":
         model = DistributedDataParallel(model)
     return model, torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95))
+
+
+def named(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Give the optimizer, that of a stage under a name of its own: it knows its parameters by their numbers."""
+    return {model.name: optimizer} if isinstance(model, Stage) else optimizer
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
@@ -171,7 +193,10 @@ class Rank:
             else StoreCoordinator(self.store, rank=self.rank, world=self.world, timeout_s=20.0)
         )
         options = {"agree_timeout_s": 30.0, "buffer_bytes": 1 << 20, "chunk_bytes": 4096, **options}
-        return pccheck.Checkpointer(self.folder / "ckpt", coordinator=coordinator, **options)
+        directory = self.folder / "ckpt"
+        if self.job.get("local"):  # a disk that no other rank sees
+            directory = self.folder / f"node-{self.rank}"
+        return pccheck.Checkpointer(directory, coordinator=coordinator, **options)
 
     def seed(self) -> None:
         random.seed(self.rank)
@@ -217,7 +242,7 @@ class Rank:
     def save(self) -> None:
         """Train three steps, save, and write beside it what the ranks had together."""
         model, optimizer = build(self.job["how"], self.job["mesh"])
-        state = TrainingState(model=model, optimizer=optimizer, mine=self.rank)
+        state = TrainingState(model=model, optimizer=named(model, optimizer), mine=self.rank)
         with self.checkpointer(replicated=self.job.get("replicated", False)) as ck:
             attach(ck, optimizer)
             for step in range(3):
@@ -231,7 +256,7 @@ class Rank:
     def load(self) -> None:
         """Restore into a model of other weights, tell what differs from what was saved, and save that one."""
         model, optimizer = build(self.job["how"], self.job["mesh"], seed=1)
-        state = TrainingState(model=model, optimizer=optimizer, mine=-1)
+        state = TrainingState(model=model, optimizer=named(model, optimizer), mine=-1)
         with self.checkpointer(replicated=self.job.get("replicated", False)) as ck:
             assert state.restore(ck) == 3
             wrong = check(self.folder, self.rank, states(model, optimizer), state.extras["mine"])
@@ -241,7 +266,6 @@ class Rank:
 
 
 def run(job: dict[str, Any], rank: int) -> int:
-    torch.set_num_threads(1)
     try:
         member = Rank(job, rank)
         getattr(member, job["scene"])()
@@ -253,6 +277,8 @@ def run(job: dict[str, Any], rank: int) -> int:
 
 
 def serve() -> None:
+    torch.set_num_threads(1)
+    build("plain", [])  # the first optimizer loads half of torch
     for line in sys.stdin:
         job = json.loads(line)
         ranks: dict[int, int] = {}

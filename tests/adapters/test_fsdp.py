@@ -144,6 +144,36 @@ def test_saved_by_ddp_restored_by_fsdp(jobs, saved, tmp_path):
     restored_elsewhere(jobs, saved("ddp"), tmp_path, "fsdp", [2], 2)
 
 
+def test_stages_of_a_pipeline_have_states_of_their_own(jobs, tmp_path):
+    job = {"folder": tmp_path, "how": "pp", "mesh": [2, 2], "world": 4}
+    run(jobs, scene="save", **job)
+    assert run(jobs, scene="load", **job) == {rank: [] for rank in range(4)}
+    with pccheck.open(tmp_path / "ckpt") as view:
+        assert [view[f"model/stage{n}.weight"].shape for n in (0, 1)] == [(5, 10), (6, 10)]
+
+
+def test_each_rank_on_a_disk_of_its_own(jobs, tmp_path):
+    """Shards that are wanted as they were stored come from the rank's own store; no other needs to be seen."""
+    job = {"folder": tmp_path, "how": "fsdp", "mesh": [3], "world": 3, "local": True}
+    run(jobs, scene="save", **job)
+    assert sorted(p.name for p in tmp_path.glob("node-*/rank-*")) == ["rank-00000", "rank-00001", "rank-00002"]
+    assert run(jobs, scene="load", **job) == {rank: [] for rank in range(3)}
+
+
+def test_divided_arrays_on_disks_that_others_do_not_see_are_refused(jobs, tmp_path):
+    """Never a start from scratch, and never a gap: each rank names the one whose part it cannot see."""
+    job = {"folder": tmp_path, "how": "ddp", "mesh": [], "world": 2, "local": True, "replicated": REPLICATED}
+    run(jobs, scene="save", **job)
+    told = {}
+    ended = jobs.run(
+        lambda word, rest: told.update({rest[0]: rest[1]}) if word == "error" else None, scene="load", **job
+    )
+    assert ended == {0: 1, 1: 1}
+    for rank, other in (("0", 1), ("1", 0)):
+        assert "NoValidCheckpointError" in told[rank]
+        assert f"rank {other} does not hold step 2" in told[rank]
+
+
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "ddp"])
 def test_what_is_on_several_ranks_is_stored_once(saved, name):
     """The ranks' tensors together are one copy, and no rank stores much more than its part."""

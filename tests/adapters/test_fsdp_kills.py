@@ -139,7 +139,6 @@ def killed_again_and_again(jobs, folder, coordinators, seed, kills):
         about = f"kill {number} of seed {seed} over {coordinator}, {in_flight} in flight: {killing}"
         assert any(ended[victim] == -signal.SIGKILL for victim in killing.victims), f"{about}: {ended} {told.errors}"
         for error in told.errors:  # of those that live on for a while: the dead are missed
-            print(repr(error.splitlines()[-1]))
             assert MISSED.search(error.splitlines()[-1]), f"{about}: {error}"
         check_what_is_left(folder, told)
         told.errors.clear()

@@ -252,6 +252,44 @@ def test_lbfgs_with_its_closure(tmp_path, gates):
         assert gates == [0, 0]
 
 
+@pytest.mark.parametrize("place", ["closure", "hook"])
+def test_a_save_within_a_step_gets_what_it_is_about_to_change_by_value(tmp_path, place):
+    """The gate was passed by then: nothing else would keep the step from changing what is being captured."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    warm(model, optimizer)
+    with slow(tmp_path) as ck, pccheck_torch.attach(ck, optimizer) as attachment:
+        expected = {}
+
+        def save(*_):
+            expected.update(copy.deepcopy(states(model, optimizer)))
+            ck.save(1, states(model, optimizer))
+            return make_loss(model)
+
+        if place == "closure":
+            optimizer.step(save)
+        else:
+            handle = optimizer.register_step_pre_hook(lambda *_: save() and None)
+            optimizer.step()
+            handle.remove()
+        ck.wait(WAIT_S)
+        assert_same(ck.restore(1, branch=False).state, expected)
+        assert max(owners(attachment, *model.parameters())) == 0, "between steps they are the optimizer's again"
+        Run(ck, model, optimizer)(optimizer.step, 2)
+
+
+def test_a_step_that_raises_leaves_saves_by_value(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    warm(model, optimizer)
+    with slow(tmp_path) as ck, pccheck_torch.attach(ck, optimizer) as attachment:
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+        assert set(owners(attachment, *model.parameters())) == {NOBODY}
+        Run(ck, model, optimizer)(optimizer.step)
+        assert max(owners(attachment, *model.parameters())) == 0
+
+
 def test_a_step_wrapped_by_a_scheduler(tmp_path, gates):
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -296,6 +334,7 @@ def test_a_compiled_step(tmp_path, gates, backend):
                 Run(ck, model, optimizer)(step, i)
                 assert not torch.equal(weights(model), before)
             assert gates == [0, 0, 0]
+            assert ck._flight.snapshots.guard._stepping == frozenset(), "the end of the step was seen, too"
     torch._dynamo.reset()
 
 
@@ -472,6 +511,33 @@ def test_debug_sees_at_the_next_save_what_no_fence_was_reached_for(tmp_path):
         assert ck.latest() in (None, 1, 2)
         ck.wait(WAIT_S)
         assert ck.latest() == 2, "the save that told of it was made"
+
+
+def test_debug_takes_wait_and_restore_for_fences(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    warm(model, optimizer)
+    with pccheck.Checkpointer(tmp_path) as ck, pccheck_torch.attach(ck, optimizer, debug=True):
+        state = pccheck_torch.TrainingState(model=model, optimizer=optimizer)
+        for step, waits in enumerate((ck.wait, lambda: state.restore(ck), ck.wait)):
+            ck.save(step, state)
+            waits()
+            with torch.no_grad():
+                model[0].weight.add_(1)
+
+
+@pytest.mark.parametrize("how", ["wait", "close"])
+def test_debug_tells_at_the_end_what_no_fence_was_reached_for(tmp_path, how):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    ck = pccheck.Checkpointer(tmp_path)
+    pccheck_torch.attach(ck, optimizer, debug=True)
+    ck.save(1, model.state_dict())
+    with torch.no_grad():
+        model[2].weight[3, 3] += 1
+    with pytest.raises(ChangedError, match=r"step 1.*2\.weight"):
+        getattr(ck, how)()
+    ck.close()
 
 
 def test_debug_warns_where_training_must_go_on(tmp_path):
@@ -687,6 +753,41 @@ def test_detaching_waits_for_what_is_captured(tmp_path):
     with slow(tmp_path) as ck:
         attached = pccheck_torch.attach(ck, optimizer)
         Run(ck, model, optimizer)(lambda: (attached.detach(), optimizer.step()))
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Holds another optimizer, and passes on what it is asked, as those of training frameworks do."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups, self.state = inner, inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+
+def test_a_wrapper_whose_hooks_never_run_is_refused(tmp_path):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    warm(model, optimizer)
+    with slow(tmp_path) as ck:
+        wrapper = Wrapper(optimizer)
+        with pytest.raises(UsageError, match="attach the optimizer that it holds"):
+            pccheck_torch.attach(ck, wrapper)
+        with pccheck_torch.attach(ck, wrapper.inner):
+            Run(ck, model, optimizer)(wrapper.step)
+
+
+def test_an_attachment_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    warm(model, optimizer)
+    with slow(tmp_path) as ck:
+        with monkeypatch.context() as patch:
+            patch.setattr(optimizer, "register_load_state_dict_pre_hook", lambda hook: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                pccheck_torch.attach(ck, optimizer)
+        assert ck.save(1, states(model, optimizer)).captured.done(), "copied, as the options say"
+        pccheck_torch.attach(ck, optimizer).detach()
 
 
 def test_what_cannot_be_attached_is_told(ck, tmp_path):

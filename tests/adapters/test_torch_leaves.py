@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from pccheck_torch import kind  # noqa: E402
 from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
 
+import pccheck  # noqa: E402
 from pccheck.errors import FormatError, MismatchError, UnsupportedLeafError  # noqa: E402
 from pccheck.leaves import LeafSpec  # noqa: E402
 from pccheck.state import manifest  # noqa: E402
@@ -238,14 +239,14 @@ def too_short():
 
 REFUSED = [
     (lambda: torch.ones(2).as_subclass(Sub), "subclass"),
-    (lambda: torch.nn.UninitializedParameter(), "subclass"),
+    (lambda: torch.nn.UninitializedParameter(), "no shape yet"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind|subclass"),
     (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "unbind|subclass"),
     (quantized, "quantized"),
     (lambda: torch.sparse_coo_tensor(size=(2, 2), device="meta"), "to_dense"),
     (freed, "freed"),
     (too_short, "storage"),
-    (lambda: torch.nn.Linear(1, 1), "no container"),
+    (lambda: torch.nn.Linear(1, 1), r"store its \.state_dict"),
 ]
 
 
@@ -474,3 +475,39 @@ def test_the_tensor_is_made_over_the_bytes_it_was_given():
     data = bytearray(8)
     kind.build(spec(), memoryview(data))[0] = 1
     assert bytes(data) == np.array([1, 0], "<f4").tobytes()
+
+
+def test_another_default_device_changes_nothing():
+    state = {
+        "dense": torch.ones(3), "empty": torch.zeros(0, 3), "meta": torch.empty(2, device="meta"),
+        "coo": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr(), "generator": torch.Generator(),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }  # fmt: skip
+    state["dense"].requires_grad_()
+    torch.set_default_device("meta")
+    try:
+        saved = save(state)
+        for found in (load(saved), load(saved, like=state)):
+            assert {k: v.device.type for k, v in found.items()} == {k: v.device.type for k, v in state.items()}
+            for name in ("dense", "empty", "coo", "csr", "turned"):
+                assert torch.equal(found[name].to_dense(), state[name].to_dense()), name
+    finally:
+        torch.set_default_device(None)
+
+
+def test_what_cannot_be_restored_is_not_said_to_be_saved():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    saved = save({"w": torch.ones(2), "m": torch.empty(2, device="meta")})
+    state = load(saved)
+    into = pccheck.Restored(step=1, counter=1, state=state, metadata={})
+    for call, path in (
+        (lambda: load(saved, like={**state, "w": nested}), "w"),
+        (lambda: load(saved, like={**state, "more": nested}), "more"),
+        (lambda: load(saved, like={**state, "m": torch.ones(2)}), "m"),
+        (lambda: into.load_into({**state, "w": nested}), "w"),
+    ):
+        with pytest.raises(UnsupportedLeafError, match=f"cannot restore {path} of type") as caught:
+            call()
+        assert (caught.value.path, caught.value.restoring) == (path, True)
+    with pytest.raises(UnsupportedLeafError, match="cannot save w of type"):
+        save({"w": nested})

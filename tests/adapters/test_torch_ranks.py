@@ -111,6 +111,29 @@ def test_after_a_restart_the_dead_are_not_heard():
     assert store.num_keys() == 1
 
 
+def test_restarts_leave_nothing_behind():
+    """Jobs that died at any moment: some of their ranks had left, or the ranks had not all met yet."""
+    store = dist.HashStore()
+    sizes = []
+    for life in range(12):
+        ranks = coordinators(store, world=2 + life % 2)
+        spoke = ranks[: -1 if life % 3 == 1 else None]
+        for rank in spoke:
+            rank.publish(b"x")
+        for rank in spoke:
+            rank.read()
+        for rank in ranks[: life % 3]:
+            rank.close()
+        if spoke == ranks:
+            sizes.append(store.num_keys())
+    assert max(sizes) <= 1 + 3 + 1
+    ranks = coordinators(store, world=2)
+    for rank in ranks:
+        rank.publish(b"y")
+    close(*ranks)
+    assert store.num_keys() == 1
+
+
 def test_another_number_of_ranks_meets_anew():
     store = dist.HashStore()
     for rank in coordinators(store, world=3):

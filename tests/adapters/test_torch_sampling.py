@@ -6,6 +6,7 @@ import importlib.util
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -161,6 +162,42 @@ def test_an_older_iteration_is_refused():
     next(iter(loader))
     with pytest.raises(UsageError, match="another one was begun"):
         next(old)
+
+
+@pytest.mark.parametrize("workers", [0, 2])  # two: they persist
+def test_an_older_iteration_is_refused_before_its_first_batch_and_at_its_end(workers):
+    loader = loader_of(4, 2, workers=workers)
+    unused, ended = iter(loader), iter(loader)
+    with pytest.raises(UsageError, match="another one was begun"):
+        next(unused)
+    assert len([next(ended), next(ended)]) == 2
+    seen = [i for b in loader for i in b.tolist()]  # nothing is left of the epoch
+    assert (seen, loader.epoch) == ([], 1)
+    with pytest.raises(UsageError, match="another one was begun"):
+        next(ended)
+    assert (loader.epoch, loader.sampler.position) == (1, 0)
+    begun = iter(loader)
+    loader.load_state_dict({**loader.state_dict(), "position": 2})
+    with pytest.raises(UsageError, match="load_state_dict was called"):
+        next(begun)
+    assert sum(len(b) for b in loader) == 2
+
+
+def test_another_default_device_changes_nothing():
+    def batches():
+        loader = DataLoader(Numbers(9), 2, sampler=ResumableSampler(9), collate_fn=list)
+        return list(ResumableLoader(loader))
+
+    expected = batches()
+    torch.set_default_device("meta")
+    try:
+        assert batches() == expected
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_length_may_be_any_whole_number():
+    assert sorted(ResumableSampler(np.int64(5))) == [0, 1, 2, 3, 4]
 
 
 def test_batches_of_any_size_and_batch_samplers():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 import pccheck  # noqa: E402
-from pccheck.errors import MismatchError, UsageError  # noqa: E402
+from pccheck.errors import MismatchError, UnsupportedLeafError, UsageError  # noqa: E402
 
 
 def same(one, other):
@@ -631,6 +634,18 @@ def test_state_of_live_parameters_is_held_against_the_checkpoint():
     }  # fmt: skip
 
 
+def test_a_report_is_in_the_order_of_the_states_and_tells_what_is_there():
+    models = {name: nn.Linear(1, 1) for name in "dbca"}
+    saved = restored(TrainingState(model=models, rng=False).__pccheck_state__())
+    with pytest.raises(MismatchError) as caught:
+        TrainingState(model={name: nn.Linear(1, 1) for name in "zyxw"}, rng=False).load(saved)
+    found = [(m.path, m.problem, m.expected) for m in caught.value.mismatches]
+    assert found[:4] == [(f"model/{name}", "missing", "OrderedDict") for name in "zyxw"]
+    assert [path for path, *_ in found[4:]] == [
+        f"model/{name}/{part}" for name in "dbca" for part in ("weight", "bias")
+    ]
+
+
 def test_a_mismatch_is_found_before_anything_is_read(tmp_path):
     with pccheck.Checkpointer(tmp_path) as ck:
         ck.save(0, TrainingState(model=nn.Linear(2, 2)))
@@ -655,6 +670,213 @@ def test_extras_are_filled_in_place_or_put_anew():
     state.load(saved)
     assert (array.sum(), tensor.sum(), inner.item(), losses) == (2, 2, 1, [2.0, 3.0])
     assert (list(mapping), mapping["a"] is inner, state.extras["tokens"]) == (["a", "b"], True, 4)
+
+
+class Position(NamedTuple):
+    shard: int
+    seen: object
+
+
+@dataclasses.dataclass
+class Progress:
+    best: float
+    history: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: int
+    inner: Position
+
+
+def test_extras_keep_their_classes(tmp_path):
+    def made(n):
+        frozen = Frozen(n, Position(n, np.full(2, n)))
+        return TrainingState(
+            position=Position(n, torch.full((2,), n)), progress=Progress(float(n), [frozen]), rng=False
+        )
+
+    with pccheck.Checkpointer(tmp_path) as ck:
+        ck.save(1, made(7))
+        ck.wait()
+        state = made(0)
+        progress, seen = state.extras["progress"], state.extras["position"].seen
+        assert state.restore(ck) == 2
+        assert state.extras["progress"] is progress, "what can change is filled in place"
+        assert type(state.extras["position"]) is Position
+        assert state.extras["position"].seen is seen
+        assert (state.extras["position"].shard, seen.tolist()) == (7, [7, 7])
+        frozen = progress.history[0]
+        assert (type(frozen), type(frozen.inner)) == (Frozen, Position)
+        assert (progress.best, frozen.a, frozen.inner.shard, frozen.inner.seen.tolist()) == (7.0, 7, 7, [7, 7])
+
+
+def test_extras_of_every_kind_come_back(tmp_path):
+    values = {
+        "size": torch.Size([2, 3]), "dtype": torch.float8_e5m2, "table": np.zeros(2, [("a", "<f4"), ("b", ">i2")]),
+        "big": np.arange(3, dtype=">f8"), "number": np.float64(2), "text": "x" * 9000, "none": None, "empty": (),
+    }  # fmt: skip
+    values["table"]["b"] = 7
+    with pccheck.Checkpointer(tmp_path) as ck:
+        ck.save(1, TrainingState(rng=False, **values))
+        ck.wait()
+        live = {**values, "size": torch.Size([1]), "table": np.zeros_like(values["table"]), "big": np.zeros(3, ">f8")}
+        state = TrainingState(rng=False, **live)
+        assert state.restore(ck) == 2
+        for name, value in values.items():
+            assert type(state.extras[name]) is type(value)
+            assert np.array_equal(state.extras[name], value), name
+        assert state.extras["table"] is live["table"]
+        live["table"] = np.zeros(2, [("a", "<f4"), ("c", ">i2")])
+        with pytest.raises(MismatchError, match="extras/table: dtype"):
+            TrainingState(rng=False, **live).restore(ck)
+
+
+def test_a_lazy_module_takes_its_shapes_from_the_checkpoint(tmp_path):
+    with pccheck.Checkpointer(tmp_path) as ck:
+        state = TrainingState(model=nn.LazyLinear(3), rng=False)
+        with pytest.raises(UnsupportedLeafError, match=r"model/weight.* no shape yet"):
+            ck.save(1, state)
+        model = nn.Linear(4, 3)
+        ck.save(1, TrainingState(model=model, rng=False))
+        ck.wait()
+        assert state.restore(ck) == 2
+        assert same(state.__pccheck_state__()["model"], model.state_dict())
+
+
+def test_extras_of_other_fields_are_reported(tmp_path):
+    with pccheck.Checkpointer(tmp_path) as ck:
+        ck.save(1, TrainingState(nested={"p": [Progress(1.0, [])]}, position=Position(1, 2), rng=False))
+        ck.wait()
+        state = TrainingState(nested={"p": [Position(1, 2)]}, position=Progress(1.0, []), rng=False)
+        with pytest.raises(MismatchError) as caught:
+            state.restore(ck)
+        assert {(m.path, m.problem) for m in caught.value.mismatches} == {
+            ("extras/nested/p/0", "type"), ("extras/position", "type"),
+        }  # fmt: skip
+        assert state.restore(ck, partial=True) == 2
+        assert state.extras == {"nested": {"p": [Position(1, 2)]}, "position": Progress(1.0, [])}
+
+
+def test_extras_are_what_stands_there_when_it_is_saved(tmp_path):
+    generator = torch.Generator().manual_seed(1)
+    state = TrainingState(rng=False, gone=1, generator=torch.Generator().manual_seed(2))
+    state.extras["tokens"] = 5
+    state.extras["generator"] = generator
+    del state.extras["gone"]
+    with pccheck.Checkpointer(tmp_path) as ck:
+        ck.save(1, state)
+        ck.wait()
+        stored = ck.restore().state
+        assert list(stored["extras"]) == ["generator", "tokens"]
+        assert stored["extras"]["tokens"] == 5
+        assert torch.equal(stored["extras"]["generator"], generator.get_state())
+        fresh = TrainingState(rng=False)
+        with pytest.raises(MismatchError, match="extras/tokens"):
+            fresh.restore(ck)
+        fresh.extras.update(tokens=0, generator=torch.Generator())
+        assert fresh.restore(ck) == 2
+        assert fresh.extras["tokens"] == 5
+        assert torch.equal(fresh.extras["generator"].get_state(), generator.get_state())
+    with pytest.raises(AttributeError):
+        state.extras = {}
+    state.extras[3] = 1
+    with pytest.raises(UsageError, match="names are texts"):
+        state.__pccheck_state__()
+
+
+def test_generators_are_each_ranks_own_wherever_they_stand(tmp_path):
+    """Divided among the ranks, as what is replicated is, their states would come back as a mixture."""
+
+    def made(rank):
+        generators = {"one": torch.Generator(), "other/one": np.random.Generator(np.random.MT19937(rank))}
+        state = TrainingState(model=nn.Linear(64, 64), table=torch.ones(640), **generators)
+        state.extras["one"].manual_seed(rank)
+        return state
+
+    def save(rank):
+        one = pccheck.SharedDirectory(tmp_path / "ranks", rank=rank, world=2)
+        with pccheck.Checkpointer(tmp_path / "ck", coordinator=one, replicated=True) as ck:
+            ck.save(1, states[rank])
+            ck.wait(60)
+            fresh = made(5 + rank)
+            assert fresh.restore(ck) == 2
+            return fresh
+
+    states = [made(0), made(1)]
+    with ThreadPoolExecutor(2) as pool:
+        for rank, found in enumerate(pool.map(save, (0, 1))):
+            for name in ("one", "other/one"):
+                expected, got = states[rank].extras[name], found.extras[name]
+                if isinstance(expected, torch.Generator):
+                    assert torch.equal(expected.get_state(), got.get_state())
+                else:
+                    assert expected.random() == got.random()
+    assert "extras/table" not in states[0].__pccheck_own__
+
+
+def test_a_part_that_does_not_fit_is_left_alone_as_a_whole():
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+    def made(enabled, generator, listed):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        return TrainingState(
+            scaler=scaler, scheduler=[schedule] if listed else schedule, generator=generator, rng=False, tokens=1
+        )
+
+    saved = restored(made(False, np.random.Generator(np.random.MT19937(1)), True).__pccheck_state__())
+    saved.state["extras"]["tokens"] = 9
+    generator = np.random.default_rng(3)
+    state = made(True, generator, False)
+    before = copy.deepcopy(state.__pccheck_state__())
+    with pytest.raises(MismatchError):
+        state.load(saved)
+    assert state.load(saved, partial=True) == 8
+    assert {m.path.split("/")[0] for m in state.mismatches} == {"scaler", "scheduler", "extras"}
+    before["extras"]["tokens"] = 9
+    assert same(state.__pccheck_state__(), before)
+
+
+def test_another_optimizer_is_a_mismatch():
+    model = nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters())
+    saved = restored(TrainingState(optimizer=stepped(adam), rng=False).__pccheck_state__())
+    state = TrainingState(optimizer=torch.optim.SGD(model.parameters(), lr=0.1), rng=False)
+    with pytest.raises(MismatchError, match=r"param_groups/0: type is .*betas.* SGD with .*momentum"):
+        state.load(saved)
+    assert state.load(saved, partial=True) == 8
+    stepped(state._made["optimizer"]._optimizer)
+    # options that one side alone has are of another release, or of a scheduler
+    newer = restored(saved.state)
+    newer.state["optimizer"]["param_groups"][0] |= {"initial_lr": 0.1, "of_a_later_release": 1}
+    assert TrainingState(optimizer=adam, rng=False).load(newer) == 8
+
+
+def test_moments_of_parameters_in_another_order_are_a_mismatch():
+    model = nn.Linear(2, 3)
+    saved = restored(
+        TrainingState(optimizer=stepped(torch.optim.AdamW(model.parameters())), rng=False).__pccheck_state__()
+    )
+    optimizer = torch.optim.AdamW(reversed(list(model.parameters())))
+    with pytest.raises(MismatchError) as caught:
+        TrainingState(optimizer=optimizer, rng=False).load(saved)
+    assert {(m.path, m.problem) for m in caught.value.mismatches} == {
+        (f"optimizer/state/{n}/{name}", "shape") for n in (0, 1) for name in ("exp_avg", "exp_avg_sq")
+    }
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("stored", ["meta", "cpu"])
+def test_values_neither_come_from_meta_nor_vanish_there(tmp_path, stored):
+    with pccheck.Checkpointer(tmp_path) as ck:
+        ck.save(1, TrainingState(model=nn.Linear(2, 2, device=stored), rng=False))
+        ck.wait()
+        model = nn.Linear(2, 2, device="cpu" if stored == "meta" else "meta")
+        for load in (lambda s: s.restore(ck), lambda s: s.load(ck.restore())):
+            with pytest.raises(MismatchError, match=r"model/weight: kind.*device meta"):
+                load(TrainingState(model=model, rng=False))
+        assert TrainingState(model=nn.Linear(2, 2, device=stored), rng=False).restore(ck) == 2
 
 
 def test_names_of_releases_of_torch_do_not_matter():

@@ -10,8 +10,8 @@ FLOORS = {
     4: {"__main__", "cli", "printing", "audit", "reports"},
     3: {"checkpointer", "recovery", "view"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
-    | {"store.coordination", "store.agreement", "store.channel", "store.shared_directory", "store.settling", "store.neighbours"}
-    | {"store.locking", "store.releasing"}
+    | {"store.coordination", "store.agreement", "store.channel", "store.shared_directory", "store.settling"}
+    | {"store.neighbours", "store.locking", "store.releasing"}
     | {"reading.outline", "reading.world", "reading.loading", "reading.reads", "reading.gathering"}
     | {"reading.restored", "reading.committed", "reading.members"}
     | {"saving.commit", "saving.save", "saving.flight", "saving.notifier", "saving.captures", "saving.ordering"}

@@ -29,7 +29,7 @@ ALL = {**loop_tables.TABLES, **trainer_tables.TABLES, **cost_tables.TABLES}
 def main() -> int:
     """Measure what is asked for, print each table as soon as it is there, and write all as JSON if told to."""
     options = _parser().parse_args()
-    console = Console(width=max(140, Console().width), highlight=False)
+    console = Console(width=max(170, Console().width), highlight=False)
     work = Path(tempfile.mkdtemp(prefix="pccheck-bench-", dir=options.directory))
     scale = QUICK if options.quick else FULL
     bench = Bench(

@@ -88,6 +88,7 @@ class Pccheck:
         total: (bytes per second, seconds) in turn of a medium made slow by `pccheck.testing.throttle`; () = not slow.
         stream_bytes_per_s: of each checkpoint's stream on that medium; 0 = not limited.
         over: makes the coordinator of this rank, given the directory; None = one process alone.
+        whole: save a TrainingState, random generators included; else a state dict that is made once, as of the peers.
     """
 
     def __init__(
@@ -101,8 +102,9 @@ class Pccheck:
         total: tuple[tuple[float, float], ...] = (),
         stream_bytes_per_s: float = 0.0,
         over: Callable[[Path], Coordinator] | None = None,
+        whole: bool = False,
     ) -> None:
-        self.name = f"pccheck {snapshot}, in_flight {in_flight}"
+        self.name = f"pccheck {snapshot}, in_flight {in_flight}" + (", TrainingState" if whole else "")
         self.in_flight = in_flight
         self._options: dict[str, Any] = {
             "snapshot": snapshot,
@@ -112,7 +114,7 @@ class Pccheck:
             "writers_per_checkpoint": writers_per_checkpoint,
         }
         self._total, self._stream_bytes_per_s = total, stream_bytes_per_s
-        self._over = over
+        self._over, self._whole = over, whole
         self.picked = snapshot  # the mode that was told of last
 
     def prepare(self, directory: Path) -> None:
@@ -137,7 +139,7 @@ class Pccheck:
         if self._options["snapshot"] in ("lazy", "auto"):
             pccheck_torch.attach(self.checkpointer, optimizer)
         self._training = pccheck_torch.TrainingState(model=model, optimizer=optimizer)
-        return self._training
+        return self._training if self._whole else {"model": model.state_dict()}
 
     def save(self, step: int, state: State) -> None:
         self.last = self.checkpointer.save(step, state)

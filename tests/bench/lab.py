@@ -41,14 +41,15 @@ class Lab:
 
         Raises MeasurementError if it raised, died, or took longer than the deadline.
         """
-        return self._end(self._start(function, args, options), time.monotonic() + self._deadline_s)
+        measured: T = self._end(self._start(function, args, options), time.monotonic() + self._deadline_s)
+        return measured
 
     def together(self, function: Callable[..., T], world: int, *args: Any) -> list[T]:
         """Give what a function gives in processes that run at once, one for each rank.
 
         It is called with its rank, the world, the port of a TCPStore on 127.0.0.1, and `args`. Raises as `run` does.
         """
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         started = [self._start(function, (rank, world, store.port, *args), {}) for rank in range(world)]
         until_s, found, failed = time.monotonic() + self._deadline_s, [], None
         for process in started:

@@ -216,6 +216,7 @@ class TorchCheckpointing:
 
     def restore(self, like: State) -> State | None:
         state: State = {group: {n: torch.empty_like(t) for n, t in tensors.items()} for group, tensors in like.items()}
+        assert self._newest is not None, "nothing was saved"
         self._manager.load(os.fspath(self._newest), into=state, strict=True)
         self._manager.close()
         return state

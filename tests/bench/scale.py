@@ -31,7 +31,7 @@ class Scale:
     trained: tuple[tuple[int, int], ...] = ((64, 4 * MIB), (3000, 87 * 1024))  # leaves, bytes of each
     pass_s: float = 0.1
     long_s: float = 1.0
-    pairs_s: float = 8.0
+    pairs_s: float = 7.0
     long_pairs_s: float = 6.0
     mode_saves: int = 20
     worlds: tuple[int, ...] = (2, 4)

@@ -71,7 +71,7 @@ def show(table: Table, console: Console) -> None:
     columns = list(dict.fromkeys(column for row in table.rows for column in row))
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if index else "left")
+        drawn.add_column(column, justify="right" if index else "left", no_wrap=not index)
     for row in table.rows:
         drawn.add_row(*(str(row.get(column, "")) for column in columns))
     console.print(drawn)

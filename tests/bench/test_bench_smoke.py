@@ -14,14 +14,18 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from tests.bench.__main__ import ALL
-from tests.bench.contenders import DcpAsync, Nothing, Pccheck, SafeTensors, TorchSave
+from tests.bench.contenders import Nothing, Pccheck
 from tests.bench.lab import Lab, MeasurementError
 from tests.bench.loops import Loop, measure_slowdown
+from tests.bench.peers import DcpAsync, SafeTensors, TorchCheckpointing, TorchSave
+from tests.bench.scale import QUICK, size_text
 from tests.bench.states import MIB, Marks, differences, gpt_state, size_of
 from tests.bench.tables import Figure
+from tests.bench.trainers import KINDS, Training, measure_mode, measure_trainer
 
 ROOT = Path(__file__).parents[2]
-PEERS = {TorchSave.name, SafeTensors.name, DcpAsync.name}
+DCP = {DcpAsync().name, DcpAsync(process=True).name}
+PEERS = {TorchSave.name, SafeTensors.name, DcpAsync().name}
 OURS = {f"pccheck {snapshot}, in_flight {n}" for snapshot in ("lazy", "copy") for n in (1, 2, 3)}
 LAZY = {name for name in OURS if "lazy" in name}
 SMALL = Loop(state_bytes=MIB, step_s=0.001, every=2, intervals=2)
@@ -35,7 +39,20 @@ ROWS = {  # what each table must have, where no disk can be limited by the kerne
         "raw write", "save until durable", "raw read, touched memory", "raw read, fresh memory",
         "restore, fresh memory",
     },
-    "tiny-ops": {Nothing.name, "pccheck lazy, in_flight 2", "pccheck copy, in_flight 2", DcpAsync.name},
+    "trainers": {
+        f"{count} x {size_text(size)}: {name}" for count, size in QUICK.trained for name in {
+            Nothing.name, "pccheck lazy, in_flight 2", "pccheck lazy, in_flight 2, TrainingState",
+            "pccheck copy, in_flight 2", *DCP, TorchCheckpointing.name, TorchSave.name,
+        }
+    },
+    "snapshots": {"copy", "lazy", "device", "auto"},
+    "ranks": {
+        f"{world} ranks: {name}" for world in QUICK.worlds for name in {
+            DcpAsync().name,
+            *(f"pccheck lazy, in_flight {n}, StoreCoordinator" for n in (1, 2)),
+            *(f"pccheck lazy, in_flight {n}, SharedDirectory" for n in (1, 2)),
+        }
+    },
     "calls": {"torch", "numpy"},
     "memory": {"pccheck lazy, in_flight 1", "pccheck lazy, in_flight 2", "pccheck copy, in_flight 2", *PEERS},
 }  # fmt: skip
@@ -113,6 +130,56 @@ class Stale:
 def test_a_contender_that_does_not_save_is_found_out(tmp_path):
     with pytest.raises(AssertionError, match="restored another state"):
         measure_slowdown(Stale(), tmp_path / "store", SMALL)
+
+
+class Late:
+    """Copies what it saves only when it is asked to finish: a state that was changed since is not what was saved."""
+
+    name, in_flight = "late", 1
+
+    def prepare(self, directory):
+        self._pending = False
+
+    def train(self, model, optimizer):
+        self._model = model
+        return model
+
+    def save(self, step, state):
+        self._pending = True
+
+    def fence(self): ...
+
+    def busy(self):
+        return False
+
+    def finish(self):
+        if self._pending:
+            self._saved = {"model": {name: value.clone() for name, value in self._model.state_dict().items()}}
+            self._pending = False
+
+    def restore(self, like):
+        return self._saved
+
+
+def test_a_contender_that_saves_another_step_of_a_trainer_is_found_out(tmp_path):
+    training = Training(leaves=(4, 64), kinds=KINDS[:1], pass_s=0.001, long_s=0.002, pairs_s=0.0, long_pairs_s=0.001)
+    with pytest.raises(AssertionError, match="restored another state"):
+        measure_trainer(Late(), tmp_path / "store", training)
+    found = measure_trainer(Pccheck("lazy", 1), tmp_path / "good", training)
+    assert found.keys() == {KINDS[0]}
+    assert len(found[KINDS[0]].lost_ms) >= 3
+
+
+def test_auto_tells_which_mode_it_chose(tmp_path):
+    found = measure_mode(Pccheck("auto", 1), tmp_path / "store", (4, 64), 3, 0.0, 9)
+    assert found.mode in ("copy", "lazy", "device")
+    assert len(found.save_ms) == len(found.gate_ms) == 3
+
+
+def test_ranks_that_fail_are_reported_by_the_first(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    with pytest.raises(MeasurementError, match=r"(?s)list.*TypeError"):
+        Lab(60.0).together(list, 2)
 
 
 def test_every_changed_bit_and_every_mixed_step_is_a_difference():

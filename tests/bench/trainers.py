@@ -158,7 +158,7 @@ class Trainer:
     def window(self, passes: int, *, save: bool) -> tuple[float, int, float]:
         """Train for so many passes, with a save before the first until that is durable, too.
 
-        Give the seconds, the passes done, and the seconds of the longest step, the save's wait included.
+        Give the seconds, the passes done, and the seconds of the longest step, of the first one with the call to save.
         """
         longest_s, done = 0.0, 0
         began = now = time.perf_counter()
@@ -170,6 +170,7 @@ class Trainer:
                 before, now = now, time.perf_counter()
                 longest_s = max(longest_s, now - before)
             self.change()
+            now = time.perf_counter()
             done += 1
         took_s = time.perf_counter() - began
         self._contender.finish()

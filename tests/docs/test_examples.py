@@ -39,6 +39,13 @@ def test_a_run_that_is_complete_is_not_done_again(tmp_path):
     assert "loss" not in again.stdout
 
 
+def test_ranks_that_are_killed_go_on_together_and_on_fewer(tmp_path):
+    done = run(ROOT / "examples" / "fsdp_train.py", "--steps", 31, "--save-every", 3, "--out", tmp_path / "fsdp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("verified: of ")
+    assert done.stdout.count("--> SIGKILL") == 2
+
+
 @pytest.fixture(scope="module")
 def example():
     spec = importlib.util.spec_from_file_location("crash_and_resume", ROOT / "examples" / "crash_and_resume.py")

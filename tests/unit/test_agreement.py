@@ -109,6 +109,20 @@ def test_ranks_that_never_come_are_named(ranks):
     assert caught.value.waited_s >= 0.05
 
 
+def test_ranks_of_another_world_size_are_told_of(ranks):
+    place = Place(2)
+    (one,) = ranks(place, 0)
+    other = Connection(place, 1)
+    other.world = 3
+    three = Agreement(other)
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(three.join, 0.5)
+        with pytest.raises(RankTimeoutError, match=r"as ranks of 2 \(.*rank 1 as one of 3\); missing: rank 1"):
+            one.join(0.5)
+        assert isinstance(failed.exception(), RankTimeoutError)
+    three.close(0.1)
+
+
 def test_a_rank_that_does_not_answer_is_named_and_nobody_exchanges_after_that(ranks):
     three = join(ranks(Place(3)))
     with pytest.raises(RankTimeoutError, match="missing: rank 2") as caught:
@@ -122,6 +136,24 @@ def test_ranks_at_different_topics_are_named(ranks):
     two = join(ranks(Place(2)))
     with pytest.raises(RanksError, match=r"rank \d is at '\w+', rank \d at '\w+'"):
         at_once(two, lambda a: a.exchange("open" if a.rank else "restore", b"", 20))
+
+
+def test_an_error_of_one_rank_between_two_exchanges_reaches_all_at_once_and_they_go_on(ranks):
+    two = join(ranks(Place(2)))
+
+    def restore(one):
+        with one.on_its_own():
+            if one.rank == 1:
+                raise OSError(5, "its disk")
+        return one.exchange("holdings", b"", 20)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(restore, one) for one in two]
+    assert isinstance(found[1].exception(), OSError)
+    with pytest.raises(RanksError, match=r"rank 1, before 'holdings': OSError.*its disk") as caught:
+        found[0].result()
+    assert caught.value.ranks == (1,)
+    assert at_once(two, lambda a: a.exchange("restore", b"%d" % a.rank, 20)) == [[b"0", b"1"]] * 2
 
 
 def test_a_rank_that_leaves_is_not_waited_for(ranks):

@@ -14,10 +14,10 @@ class Asked:
     """Wants whatever is stored of "a", and remembers what that was."""
 
     def __init__(self, b):
-        self.b, self.stored = b, None
+        self.b, self.stored, self.times = b, None, 0
 
     def __pccheck_like__(self, stored):
-        self.stored = stored
+        self.stored, self.times = stored, self.times + 1
         return {"a": stored["a"], "b": self.b}
 
 
@@ -45,3 +45,15 @@ def test_what_it_asks_for_must_fit(ck):
         ck.restore(like=Asked(np.zeros((2, 4), np.float32)))
     restored = ck.restore(like=Asked(np.zeros((2, 4), np.float32)), partial=True)
     assert [m.path for m in restored.mismatches] == ["b"]
+
+
+@pytest.mark.parametrize("how", ["checkpointer", "view", "checkpoint", "mapped"])
+def test_it_is_asked_once(ck, tmp_path, how):
+    like = Asked(np.zeros((2, 3), np.float32))
+    with pccheck.open(tmp_path) as view:
+        stored = view.checkpoint()
+        calls = {
+            "checkpointer": ck.restore, "view": view.restore, "checkpoint": stored.restore, "mapped": stored.mapped,
+        }  # fmt: skip
+        calls[how](like=like)
+    assert like.times == 1

@@ -131,3 +131,12 @@ def test_a_hint_takes_the_place_of_the_general_advice():
     error = errors.StoreTaken("/ck", "process 1", "Pass coordinator= under torchrun.")
     assert "coordinator=" in str(error)
     assert "another directory" not in str(error)
+
+
+def test_a_leaf_is_told_of_as_it_was_used():
+    saving = errors.UnsupportedLeafError("", "set", "no order")
+    assert "cannot save a leaf of type set" in str(saving)
+    assert "cannot save model/x of type set" in str(saving.at("model/x"))
+    restoring = saving.at("", restoring=True)
+    assert "cannot restore the state itself of type set: no order" in str(restoring)
+    assert (restoring.type_name, restoring.reason, restoring.restoring) == ("set", "no order", True)

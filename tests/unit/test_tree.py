@@ -217,6 +217,16 @@ class DictData(dict):
     a: int = 0
 
 
+class Scheduler:
+    def state_dict(self):
+        return {}
+
+
+class Training:
+    def __pccheck_state__(self):
+        return {}
+
+
 REFUSED = [
     ({1, 2}, "sorted"),
     (frozenset(), "sorted"),
@@ -227,6 +237,8 @@ REFUSED = [
     (bytearray(b"x"), "bytes"),
     (lambda: 0, "no container"),
     (object(), "leave it out"),
+    (Scheduler(), r"store its \.state_dict\(\)"),
+    (Training(), "give it to save"),
     (collections.deque([1]), "leave it out"),
     (collections.defaultdict(lambda: 0), "default_factory"),
     ({frozenset(): 1}, "key"),

@@ -197,6 +197,24 @@ def test_equal_parts_of_several_ranks_are_copies(tmp_path: Path) -> None:
         load(tmp_path, 2)
 
 
+@pytest.mark.parametrize("cut_in", [1, 2])
+def test_different_arrays_under_one_path_are_no_copies(tmp_path: Path, cut_in: int) -> None:
+    """Two stages of a pipeline that call their layers alike: each gets its own again, and nobody a wrong one."""
+    one = np.arange(4 * 512, dtype="<f8").reshape(4, 512)
+    other = one.copy()
+    other[-1, -1] += 1
+    boxes = [Box((0, 0), (4, 512))] if cut_in == 1 else [Box((0, 0), (2, 512)), Box((2, 0), (2, 512))]
+    states = [{"w": Part(array, box)} for array in (one, other) for box in boxes]
+    save(tmp_path, states)
+    world = len(states)
+    for rank, state in enumerate(states):
+        part = state["w"]
+        found = load(tmp_path, world, rank, like={"w": asked(part.array, part.box)})
+        assert found["w"].array.tobytes() == cut(part.array, part.box).tobytes()
+    with pytest.raises(FormatError, match=r"^w: ranks .* store different values of the same part"):
+        load(tmp_path, world, like={"w": asked(one, Box((1, 0), (3, 512)))})
+
+
 # -- what is read ------------------------------------------------------------------------------------------------------
 
 ROWS = np.arange(64 * 512, dtype="<f8").reshape(64, 512)  # a row is one chunk of 4096 bytes
@@ -242,6 +260,19 @@ def test_the_own_store_is_enough_where_the_parts_are_the_same(tmp_path: Path) ->
     assert loaded.store == str(tmp_path / "rank-00001")
     with pytest.raises(ReusedError, match="rank 0 does not hold step 10"):
         load(tmp_path, 2, 1)
+
+
+def test_a_like_that_is_asked_is_asked_once(tmp_path: Path) -> None:
+    asked_for: list[Any] = []
+
+    class Asking:
+        def __pccheck_like__(self, stored: Any) -> Any:
+            asked_for.append(stored)
+            return {"w": asked(ROWS, Box.whole(ROWS.shape)), "rank": 0}
+
+    save(tmp_path, [{"w": part, "rank": rank} for rank, part in enumerate(halves(ROWS))])
+    np.testing.assert_array_equal(load(tmp_path, 2, like=Asking())["w"].array, ROWS)
+    assert len(asked_for) == 1
 
 
 def test_a_part_of_the_own_store_is_not_all_of_it(tmp_path: Path) -> None:

@@ -106,6 +106,15 @@ def test_several_ranks_go_on_from_the_store_of_one():
     assert opening.next_counter == 7
 
 
+def test_several_ranks_do_not_start_from_scratch_where_the_one_before_lost_its_checkpoint():
+    lost = store(FLAT, agreed=5, counter=5)
+    with pytest.raises(NoValidCheckpointError, match="counter 5 was committed, but no rank holds"):
+        decide(shared([Holding(rank=0), Holding(rank=1)], [lost]), "/ck")
+    opening = decide(shared([Holding(rank=0), Holding(rank=1)], [store(FLAT, *at(4, world=1), agreed=5)]), "/ck")
+    assert (opening.newest, opening.lost) == (Sealed(1, 4, 40, 1), 5)
+    assert decide([Seen(own=lost)], "/ck").lost == 0  # alone, a restore tells it
+
+
 def test_one_rank_goes_on_from_the_stores_of_several():
     seen = shared([Holding(rank=FLAT)], [store(r, *at(5, world=2), counter=9) for r in (0, 1)])
     opening = decide(seen, "/ck")
