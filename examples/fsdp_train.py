@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,7 @@ def train(arguments: argparse.Namespace) -> None:
         attach(ck, optimizer)  # save() returns at once; optimizer.step() waits for what is being copied
         start = state.restore(ck)
         say(f"rank {rank} of {world} begins with step {start}, digest {digest(model, optimizer, loader)}")
-        for step, tokens in zip(range(start, arguments.steps), without_end(loader), strict=False):
+        for step, tokens in zip(range(start, arguments.steps), loader.endless(), strict=False):
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
@@ -118,12 +117,6 @@ def train(arguments: argparse.Namespace) -> None:
             if rank == 0 and step % 10 == 0:
                 say(f"rank 0: step {step}, loss {loss.item():.3f}")
     dist.destroy_process_group()
-
-
-def without_end(loader: ResumableLoader) -> Iterator[Tensor]:
-    """Give the batches of one epoch after the other; the first may be the rest of one that was begun before a crash."""
-    while True:
-        yield from loader
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer, loader: ResumableLoader) -> str:

@@ -14,10 +14,8 @@ import math
 import random
 import sysconfig
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pccheck_torch
@@ -80,12 +78,6 @@ class Text(Dataset[tuple[Tensor, Tensor]]):
         return row[:-1], row[1:]
 
 
-def endless(loader: pccheck_torch.ResumableLoader) -> Iterator[Any]:
-    """Give the batches of one epoch after the other."""
-    while True:
-        yield from loader
-
-
 def learning_rate(step: int, steps: int, warmup: int = 20) -> float:
     """Linear warm-up, then half a cosine down to a tenth, as a factor."""
     if step < warmup:
@@ -118,7 +110,7 @@ def train(arguments: argparse.Namespace) -> None:
         say(f"resumed after step {first - 1}" if first else "starting anew: no checkpoint yet")
 
         begin, in_save, saves = time.perf_counter(), 0.0, 0
-        for step, (tokens, targets) in zip(range(first, steps), endless(loader), strict=False):
+        for step, (tokens, targets) in zip(range(first, steps), loader.endless(), strict=False):
             loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()

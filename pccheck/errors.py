@@ -223,7 +223,8 @@ class RankTimeoutError(RanksError, DeadlineError):
     """Ranks were waited for in vain: `ranks` names them, `waiting_for` and `waited_s` what for and how long."""
 
     def __init__(self, waiting_for: str, waited_s: float, ranks: Sequence[int]) -> None:
-        DeadlineError.__init__(self, f"{waiting_for}; missing: {_named(ranks)}", waited_s)
+        hint = "look at what became of them; if they have ended, start all ranks of the job again"
+        DeadlineError.__init__(self, f"{waiting_for}; missing: {_named(ranks)} ({hint})", waited_s)
         self.waiting_for, self.reason, self.ranks = waiting_for, str(self), tuple(ranks)
 
 

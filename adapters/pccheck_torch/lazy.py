@@ -194,6 +194,8 @@ def _check(optimizers: Sequence[object], constant: Sequence[object]) -> None:
     if not optimizers:
         raise UsageError("attach() needs an optimizer: it is before its step that captures are waited for")
     for optimizer in optimizers:
+        if isinstance(optimizer, (list, tuple, dict)):
+            raise UsageError("attach() takes optimizers one by one: attach(ck, first, second)")
         if not isinstance(optimizer, Optimizer):
             raise UsageError(
                 f"{type(optimizer).__qualname__} is no torch.optim.Optimizer, and has no hook before its step; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.sections import KIND, Problems, Section, as_stored, is_dtensor, names
+from pccheck_torch.sections import KIND, Problems, Section, as_stored, is_dtensor, names, place
 
 _dtype = operator.attrgetter("dtype")
 _local, _spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
@@ -36,6 +36,7 @@ class ModuleSection(Section):
         self._module = unwrapped(module)
         self._watch: _Watch | None = None
         self._state: dict[str, Any] = {}
+        self._own: tuple[str, ...] = ()
 
     def tree(self) -> Any:
         """Give what `state_dict()` would give now."""
@@ -43,6 +44,8 @@ class ModuleSection(Section):
             self._watch = None
             live = self._module.state_dict(keep_vars=True)
             self._state = self._named(_detached(live))
+            shared = [isinstance(value, Parameter) for value in live.values()]
+            self._own = tuple(place(name) for name, same in zip(self._state, shared, strict=True) if not same)
             if _is_plain(self._module, live):
                 self._watch = _Watch(self._module, live, self._state)
         if self._watch is not None:
@@ -89,6 +92,12 @@ class ModuleSection(Section):
             back = self._renamed_modules()
             given._metadata = collections.OrderedDict((back.get(name, name), m) for name, m in metadata.items())
         self._module.load_state_dict(given, strict=not bad)
+
+    def own(self) -> Iterable[str]:
+        """Give the buffers, and whatever else is no parameter."""
+        if not self._state:
+            self.tree()
+        return self._own
 
     # -- names ------------------------------------------------------------------------------------------------------
 

@@ -147,6 +147,24 @@ class ResumableLoader:
             batches = iter(self._loader)
         return self._iterate(batches, self._batches.sizes, self._iteration)
 
+    def endless(self) -> Iterator[Any]:
+        """Give the batches of one epoch after the other, from where it is.
+
+            for step, batch in zip(range(start, steps), loader.endless()):  # range first: no batch too many
+
+        Raises UsageError where a whole epoch has no batch: with drop_last=True and fewer samples than a batch.
+        """
+        while True:
+            whole, empty = not self.sampler.position, True
+            for batch in self:
+                empty = False
+                yield batch
+            if whole and empty:  # what was left of an epoch may be nothing; a whole one would be nothing for ever
+                raise UsageError(
+                    f"an epoch of {self.sampler.length} samples on {self.sampler.world} rank(s) gives no batch; give "
+                    "the DataLoader a smaller batch_size, or leave drop_last=True out"
+                )
+
     def _iterate(self, batches: Iterator[Any], sizes: deque[int], iteration: int) -> Iterator[Any]:
         sampler = self.sampler
         while True:

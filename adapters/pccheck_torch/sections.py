@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, final
 
@@ -19,6 +20,7 @@ from pccheck_torch.leaves import DTYPES, TorchKind
 from pccheck_torch.sharded import is_dtensor_class
 
 KIND = TorchKind()
+_PLAIN_NAME = re.compile(r"[A-Za-z_][\w.\-]*|\d+\.[\w.\-]+", re.ASCII)
 LIVE = "the live state"
 _RELEASES = ("_", "verbose")  # attributes that come and go with releases of torch: no reason to refuse a checkpoint
 
@@ -44,6 +46,17 @@ class Section(ABC):
     @abstractmethod
     def load(self, stored: Any) -> None:
         """Load what fits, in place."""
+
+    def own(self) -> Iterable[str]:
+        """Give the paths in `tree()` at which ranks differ though the rest is the same on all; "" = all of it."""
+        return ()
+
+
+def place(name: object, below: str = "") -> str:
+    """Give the path of what lies `below` a key or index; "" (all there is) for a name that is not written as it is."""
+    if isinstance(name, str) and not _PLAIN_NAME.fullmatch(name):
+        return ""
+    return f"{name}/{below}" if below else str(name)
 
 
 @final
@@ -243,6 +256,10 @@ class Group(Section):
         for name, section in self._sections.items():
             if name in parts:
                 section.load(parts[name])
+
+    def own(self) -> Iterable[str]:
+        """Give what each section has of its own."""
+        return {place(name, path) for name, section in self._sections.items() for path in section.own()}
 
     def _parts(self, stored: Any) -> dict[Any, Any] | None:
         if self._listed:

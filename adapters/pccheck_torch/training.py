@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
+from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
@@ -12,7 +13,7 @@ import pccheck
 from pccheck.errors import MismatchError, UsageError
 from pccheck_torch.modules import ModuleSection
 from pccheck_torch.optimizers import OptimizerSection
-from pccheck_torch.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful
+from pccheck_torch.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful, place
 from pccheck_torch.values import GENERATORS, Extras, Generator, Plain, Randomness
 
 # What may refuse a checkpoint only when it is asked to load it comes first, so that nothing else was touched then; and
@@ -56,6 +57,8 @@ class TrainingState:
         UsageError: something is of a type that cannot be its part.
     """
 
+    __slots__ = ("__weakref__", "_ema", "_extras", "_made", "mismatches")  # so that `state.tokens = 1` is an error
+
     def __init__(
         self,
         *,
@@ -95,9 +98,13 @@ class TrainingState:
 
     @property
     def __pccheck_own__(self) -> tuple[str, ...]:
-        """Give the paths at which ranks differ, also where `replicated` says that all is the same."""
-        generators = [name for name, value in self._extras.items() if isinstance(value, GENERATORS)]
-        return ("rng", "loader", *(f"extras/{name}" if name.isidentifier() else "extras" for name in generators))
+        """Give the paths at which ranks differ, also where `replicated` says that all is the same.
+
+        Generators, the data position, and the buffers of models: DDP broadcasts these *before* each forward pass, so
+        that after it BatchNorm's running statistics are each rank's own (seen: a mixture of both ranks was restored).
+        """
+        sections = self._sections.items()
+        return ("rng", "loader", *(place(name, path) for name, section in sections for path in section.own()))
 
     def __pccheck_state__(self) -> dict[str, Any]:
         """Give the tree that `Checkpointer.save` saves."""
@@ -191,7 +198,8 @@ class _Asked:
 
 def _module(value: Any) -> Section:
     if not isinstance(value, Module):
-        raise UsageError(f"model= takes modules, not a {type(value).__qualname__}; give it as an extra")
+        hint = "pass the module itself, not its state_dict()" if isinstance(value, Tensor) else "give it as an extra"
+        raise UsageError(f"model= takes modules, not a {type(value).__qualname__}; {hint}")
     return ModuleSection(value)
 
 

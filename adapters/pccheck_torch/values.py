@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any, final
 
 import numpy as np
@@ -173,6 +173,10 @@ class Extras(Section):
         """Load what fits, in place."""
         self._group().load(stored)
 
+    def own(self) -> Iterable[str]:
+        """Give what each thing has of its own."""
+        return self._group().own()
+
 
 @final
 class Generator(Section):
@@ -206,6 +210,10 @@ class Generator(Section):
             self._generator.set_state(stored.clone())
         else:
             self._generator.bit_generator.state = stored
+
+    def own(self) -> Iterable[str]:
+        """All of it: each rank draws numbers of its own."""
+        return ("",)
 
 
 @final

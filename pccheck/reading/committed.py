@@ -104,7 +104,7 @@ class Committed:
                 leaves.append(others[path][0].entry)
             elif path not in known:
                 near = difflib.get_close_matches(str(path), [*known, *others], 3)
-                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; see paths()"
+                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
                 raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
         indices = [known[path] for path in paths]
         reads, _ = parts.read([(index, None) for index in indices], leaves)

@@ -100,17 +100,31 @@ def rank_stores(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
 
 
 def _locate_stores(where: Path) -> list[Place]:
-    places = [Place.of_store(path, rank) for rank, path in rank_stores(where)]
+    stores = rank_stores(where)
+    if len(stores) > 1 and stores[0][1] == str(where) and not _has_files(where):
+        del stores[0]  # what a process alone left that only restored from the ranks' stores
+    places = [Place.of_store(path, rank) for rank, path in stores]
     if not places:
         raise UsageError(f"{where} is not a pccheck store: it holds no CHECK, no slot files and no rank folders")
     return places
 
 
 def _is_store(volume: Directory) -> bool:
-    names = volume.names()
-    if format.CHECK_NAME in names or any(format.parse_slot_name(n) is not None for n in names):
+    return format.CHECK_NAME in volume.names() or _has_checkpoints(volume)
+
+
+def _has_checkpoints(volume: Directory) -> bool:
+    if any(format.parse_slot_name(n) is not None for n in volume.names()):
         return True
     return any(n.endswith(".pcc") for n in volume.names(format.KEPT_FOLDER))
+
+
+def _has_files(where: Path) -> bool:
+    volume = Directory(where, create=False, write=False)
+    try:
+        return _has_checkpoints(volume)
+    finally:
+        volume.close()
 
 
 def _folders(where: Path) -> list[str]:

@@ -113,7 +113,7 @@ class Checkpoint:
         for path in paths:
             if path not in known:
                 near = difflib.get_close_matches(str(path), known, 3)
-                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; see paths()"
+                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
                 raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
         indices = [known[path] for path in paths]
         medium = self._opened()

@@ -28,6 +28,7 @@ from pccheck.store.agreement import Agreement
 from pccheck.store.store import Store
 
 _SLOT_ROUND = 64 * 1024
+_LOOK_S = 0.05  # how often to ask what other ranks have said, while a save waits for its place
 
 
 class Flight:
@@ -62,30 +63,45 @@ class Flight:
         self._committers: list[threading.Thread] = []
 
     def _admit(self, save: Save, when_full: WhenFull) -> bool:
-        """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`."""
+        """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`.
+
+        Saves that end make places, and wake this up; so does what other ranks say, and is asked for. Who set no limit
+        waits for other ranks as long as each save did, `agree_timeout_s`, and is then skipped.
+        """
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
-        until_s = None if limit is None else began + limit
-        self._store.settling.await_places(self._options.in_flight, until_s, lambda: self._closed)
+        until_s = began + (self._options.agree_timeout_s if limit is None else limit)
+        over = False
+        while not over:
+            self._store.settling.await_places(self._options.in_flight, until_s, lambda: self._closed)
+            with self._state:
+                left = max(0.0, until_s - time.monotonic())
+                look = min(left, _LOOK_S) if self._agreement.world > 1 else None if limit is None else left
+                if self._changed.wait_for(lambda: self._closed or self._has_place(), look):
+                    self._enter(save, time.monotonic() - began)
+                    return True
+                over = left <= 0 and (limit is not None or not self._running)
         with self._state:
-            left = None if until_s is None else max(0.0, until_s - time.monotonic())
-            free = self._changed.wait_for(lambda: self._closed or self._has_place(), left)
-            if self._closed:
-                raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
-            waited = time.monotonic() - began
-            skipped = 0 if free else 1
-            stats = self._stats
-            self._stats = replace(
-                stats, saves=stats.saves + 1, slot_wait_s=stats.slot_wait_s + waited, skipped=stats.skipped + skipped
-            )
-            if free:
-                self._running[save.counter] = save
-                return True
-        reason = f"{self._options.in_flight} checkpoints were under way for {waited:.3f} s"
+            waited, running = time.monotonic() - began, len(self._running)
+            self._count(waited, skipped=1)
+        unsettled = self._agreement.unsettled
+        others = f", and {unsettled} waited for other ranks," if unsettled else ""
+        reason = f"{running} checkpoints were under way{others} for {waited:.3f} s"
         self._agreement.report(save.counter, save.step, False, reason=f"it skipped this save: {reason}")
         save.skip(reason)
         self._notifier(Skipped(step=save.step, counter=save.counter, reason=reason))
         return False
+
+    def _enter(self, save: Save, waited_s: float) -> None:
+        if self._closed:
+            raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
+        self._count(waited_s)
+        self._running[save.counter] = save
+
+    def _count(self, waited_s: float, skipped: int = 0) -> None:
+        had = self._stats
+        slot_wait_s = had.slot_wait_s + waited_s
+        self._stats = replace(had, saves=had.saves + 1, slot_wait_s=slot_wait_s, skipped=had.skipped + skipped)
 
     def _has_place(self) -> bool:
         """Tell whether one more save may begin.
@@ -197,12 +213,10 @@ class Flight:
                 raise
 
     def _commit_all(self) -> None:
+        limit_s = self._options.agree_timeout_s
         while (work := self._work.get()) is not None:
             try:
-                outcome = commit(
-                    work, self._store, self._agreement, self._notifier, self._at,
-                    agree_timeout_s=self._options.agree_timeout_s,
-                )  # fmt: skip
+                outcome = commit(work, self._store, self._agreement, self._notifier, self._at, agree_timeout_s=limit_s)
             except BaseException as error:  # whatever it is, it must reach the caller, and the slot must be freed
                 try:
                     take_back(work, error, self._store, self._agreement, self._notifier)

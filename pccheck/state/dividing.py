@@ -7,7 +7,8 @@ section 4.2); `Division.digest` is equal where they did.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -29,7 +30,7 @@ class Replicated:
     """The leaves that are the same on all ranks: at or under `prefixes` ("" is the root), and not under `own`."""
 
     prefixes: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
+    own: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, option: object) -> Replicated:
@@ -54,8 +55,10 @@ class Replicated:
                 )
 
 
-def _is_under(path: str, prefixes: Sequence[str]) -> bool:
-    return any(not p or path == p or path.startswith(f"{p}/") for p in prefixes)
+def _is_under(path: str, prefixes: Collection[str]) -> bool:
+    """Tell whether one of these is the path, a place above it, or the root: as many look-ups as the path has parts."""
+    above = itertools.accumulate(path.split("/"), "{}/{}".format)
+    return "" in prefixes or any(place in prefixes for place in above)
 
 
 def _has(node: Any, path: str) -> bool:

@@ -195,7 +195,7 @@ class Planner:
                 save, the state has nothing at a path of `replicated`.
         """
         about = encode_metadata(metadata)
-        replicated = replace(self._replicated, own=tuple(own))
+        replicated = replace(self._replicated, own=frozenset(own))
         plan = self._plan if self._plan is not None and self._plan.replicated == replicated else None
         prepared = None if plan is None else plan.prepare(state, step, about, guard)
         if prepared is not None:

@@ -42,6 +42,19 @@ def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
         time.sleep(0.02)
 
 
+def fence_out(check: CheckPage) -> None:
+    """Let whoever has this store open without a lock find it taken before anything is looked at.
+
+    Ranks wait for each other between the look and `_adopt`, which sets the incarnation of this life: a writer left over
+    went on meanwhile, and gave away the slots of what all had just said to hold (seen). A store that was never opened
+    stays so, since that tells one that was lost (see worlds).
+    """
+    incarnation = check.load(format.INCARNATION_OFFSET)
+    if 0 < incarnation < format.MAX_COUNTER // 2:
+        check.store(format.INCARNATION_OFFSET, incarnation + 1)
+        check.sync()
+
+
 def _lock(volume: Volume) -> bool:
     try:
         return volume.lock()
@@ -76,6 +89,7 @@ def _hint(holder: str) -> str:
     if match and int(match[2]) == os.getppid():
         return (
             "It was started by the same parent as this process, as ranks of one job are: "
-            "give each rank a directory of its own, or pass coordinator= (several ranks share one store root)."
+            "pass coordinator= (pccheck_torch.StoreCoordinator() under torchrun, or pccheck.SharedDirectory), with "
+            "which ranks share one directory. Unrelated jobs need a directory each."
         )
     return ""

@@ -19,7 +19,7 @@ from pccheck.reading.places import rank_stores
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import CheckPage
 from pccheck.storage.whole import remove_empty
-from pccheck.store.locking import describe_self, take_lock
+from pccheck.store.locking import describe_self, fence_out, take_lock
 from pccheck.store.worlds import FLAT, Holding, Sealed
 
 
@@ -62,6 +62,7 @@ class Neighbours:
                 check = volume.check_page(create=True)
                 self._taken[rank] = volume, check
                 take_lock(volume, check, timeout_s)
+                fence_out(check)
             except BaseException:
                 self.close()
                 volume.close()

@@ -21,7 +21,7 @@ from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
 from pccheck.store.agreement import Agreement
 from pccheck.store.ledger import Ledger
-from pccheck.store.locking import describe_self, take_lock
+from pccheck.store.locking import describe_self, fence_out, take_lock
 from pccheck.store.neighbours import Neighbours
 from pccheck.store.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 
@@ -95,6 +95,7 @@ def _look(volume: Volume, found: _Found, lock_timeout_s: float) -> None:
     """Take the lock, see what is there, and make it durable; a CHECK that was lost is rebuilt."""
     check, media, damaged = found.check, found.media, found.damaged
     take_lock(volume, check, lock_timeout_s)
+    fence_out(check)
     for name in volume.names():
         if (slot := format.parse_slot_name(name)) is not None:
             media[slot] = volume.open(name, write=True)

@@ -155,6 +155,37 @@ def test_an_iteration_that_was_left_is_gone_on_with():
     assert sorted(seen) == list(range(10))
 
 
+@pytest.mark.parametrize("position", [0, 4, 8, 10])  # 8: one sample is left, and with drop_last no batch
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_endless_goes_from_epoch_to_epoch_and_takes_no_batch_too_many(position, drop_last):
+    loader = loader_of(9, 2, drop_last=drop_last)
+    loader.load_state_dict({**loader.state_dict(), "position": position})
+    left = [i for b in loader for i in b.tolist()]
+    epochs = [[i for b in loader for i in b.tolist()] for _ in range(2)]
+
+    again = loader_of(9, 2, drop_last=drop_last)
+    again.load_state_dict({**again.state_dict(), "position": position})
+    steps = -(-len(left) // 2) + -(-len(epochs[0]) // 2) + 3  # three batches of the third epoch that is begun
+    seen, given = [], []
+    for _, batch in zip(range(steps), again.endless(), strict=False):
+        seen += batch.tolist()
+        given.append(again.state_dict())
+    expected = left + epochs[0] + epochs[1]
+    assert seen == expected[: len(seen)]
+    assert again.epoch == 2
+    assert given[-1] == again.state_dict(), "the end of the range takes no batch"
+
+
+def test_endless_refuses_to_spin_where_there_is_no_batch():
+    loader = loader_of(3, 4, drop_last=True)
+    with pytest.raises(UsageError, match=r"3 samples on 1 rank.* gives no batch"):
+        next(loader.endless())
+    loader.load_state_dict({**loader.state_dict(), "epoch": 5, "position": 2})
+    with pytest.raises(UsageError, match="gives no batch"):
+        next(loader.endless())
+    assert len(next(loader_of(3, 4).endless())) == 3
+
+
 def test_an_older_iteration_is_refused():
     loader = loader_of(10, 2)
     old = iter(loader)

@@ -815,6 +815,37 @@ def test_generators_are_each_ranks_own_wherever_they_stand(tmp_path):
     assert "extras/table" not in states[0].__pccheck_own__
 
 
+def test_buffers_are_each_ranks_own_where_the_model_is_replicated(tmp_path):
+    """DDP broadcasts buffers before each forward pass: after it they differ, and a mixture was restored (seen)."""
+
+    def made(rank):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 96), nn.BatchNorm1d(96), nn.Linear(96, 96), nn.BatchNorm1d(96))
+        model(torch.full((4, 8), rank + 1.0) * torch.arange(4.0)[:, None])
+        return TrainingState(model={"net": model}, ema=torch.optim.swa_utils.AveragedModel(model)), model
+
+    def save(rank):
+        one = pccheck.SharedDirectory(tmp_path / "ranks", rank=rank, world=2)
+        with pccheck.Checkpointer(tmp_path / "ck", coordinator=one, replicated=["model", "ema"]) as ck:
+            ck.save(1, states[rank][0])
+            ck.wait(60)
+            fresh, model = made(5)
+            assert fresh.restore(ck) == 2
+            return model
+
+    states = [made(0), made(1)]
+    with ThreadPoolExecutor(2) as pool:
+        for rank, model in enumerate(pool.map(save, (0, 1))):
+            for name, tensor in states[rank][1].state_dict().items():
+                assert torch.equal(tensor, model.state_dict()[name]), (rank, name)
+    own = states[0][0].__pccheck_own__
+    assert "model/net/1.running_mean" in own
+    assert "model/net/0.weight" not in own
+    assert "ema/n_averaged" in own
+    with pccheck.open(tmp_path / "ck" / "rank-00000") as one_rank:
+        assert any(isinstance(one_rank[p], pccheck.Shard) for p in one_rank), "parameters are divided all the same"
+
+
 def test_a_part_that_does_not_fit_is_left_alone_as_a_whole():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 

@@ -320,3 +320,11 @@ def test_auditing_while_a_checkpointer_saves(tmp_path: Path) -> None:
         writer.join()
     assert not errors
     assert exit_code(audit(tmp_path / "s", verify=True)) == 0
+
+
+def test_what_a_process_alone_left_beside_the_stores_of_ranks_is_not_shown(tmp_path):
+    for rank in range(2):
+        with pccheck.Checkpointer(tmp_path / f"rank-0000{rank}") as ck:
+            ck.save(1, {"a": np.arange(4)})
+    (tmp_path / "CHECK").write_bytes(b"")
+    assert [os.path.basename(r.path) for r in audit(tmp_path)] == ["rank-00000", "rank-00001"]

@@ -653,6 +653,39 @@ def test_a_zombie_takes_nothing_back_that_is_not_its_own_any_more(job, monkeypat
     assert_states(new.start().restore(), 5, 2)
 
 
+def test_a_zombie_is_fenced_out_while_the_new_ranks_still_wait_for_each_other(job, monkeypatch):
+    """Where locks do not work: what the new ranks have looked at, it must not give away until they have agreed."""
+    import errno
+    import fcntl
+
+    def no_locks(fd, how):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    old = job(world=2, in_flight=1, on_error="warn", agree_timeout_s=1.0).start()
+    old.commit(1)
+    new = Job(old.root, 2)
+    new.open = lambda rank: pccheck.Checkpointer(
+        old.root / "ck", coordinator=pccheck.SharedDirectory(old.root / "new", rank=rank, world=2), chunk_bytes=4096
+    )
+    early = new.pool.submit(new.open, 0)
+    told = old.root / "new/rank-00000.told"
+    until = time.monotonic() + WAIT_S
+    while not told.exists() and time.monotonic() < until:
+        time.sleep(0.002)
+    for step in range(2, 5):  # rank 0 has looked, and waits for rank 1
+        with pytest.raises(errors.StoreTaken):
+            old.ranks[0].save(step, state(0, step)).durable.result(WAIT_S)
+    assert sealed(old.root / "ck/rank-00000") == [1]
+    new.ranks = [early, new.open(1)]
+    new.ranks[0] = early.result(WAIT_S)
+    assert_states(new.restore(), 1, 2)
+    new.commit(2)
+    old.end()
+    new.close()
+    new.end()
+
+
 @pytest.mark.parametrize("new", [2, 4])
 def test_another_number_of_ranks_on_disks_of_their_own_is_an_error(job, new):
     a = job(world=3, nodes=True).start()
@@ -663,3 +696,17 @@ def test_another_number_of_ranks_on_disks_of_their_own_is_an_error(job, new):
     assert {type(e) for e in found} == {errors.RanksError}
     c = job(world=3, nodes=True).start()
     assert_states(c.restore(), 1, 3)
+
+
+def test_a_save_that_waits_for_a_place_hears_what_other_ranks_say_and_ends(job):
+    """It slept until a save ended, though only another rank's word could make a place: both ranks hung (seen)."""
+    j = job(world=2, in_flight=1, on_error="warn", agree_timeout_s=0.5).start()
+    zero, one = j.ranks
+    ends = [j.pool.submit(lambda: [zero.save(s, state(0, s), report=False) for s in range(1, 5)])]
+    outcomes = [save.durable.exception(WAIT_S) for save in ends[0].result(WAIT_S)]
+    assert {type(e) for e in outcomes} == {errors.RankTimeoutError, errors.SkippedError}  # each wait had its end
+    for step in range(1, 5):
+        one.save(step, state(1, step), report=False).durable.exception(WAIT_S)
+    for ck in j.ranks:
+        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    j.commit(9)
