@@ -6,13 +6,13 @@ Loads no framework: an adapter is found when the first leaf of its kind is seen.
 from pccheck import errors, events
 from pccheck.checkpointer import Checkpointer
 from pccheck.options import Options
+from pccheck.ranks.shared_directory import SharedDirectory
 from pccheck.reading.outline import Outline, outline
 from pccheck.reading.restoring import Restored, Skipped
 from pccheck.saving.save import Save
 from pccheck.saving.stats import Stats
 from pccheck.state.mismatch import Mismatch
 from pccheck.state.shards import Shard
-from pccheck.store.shared_directory import SharedDirectory
 from pccheck.version import __version__
 from pccheck.view import View, open
 

@@ -14,6 +14,8 @@ from pccheck.errors import DeadlineError
 from pccheck.events import Event
 from pccheck.lifetime import Lifetime
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
+from pccheck.ranks.agreement import Agreement
+from pccheck.ranks.coordination import Coordinator, Solo
 from pccheck.reading.restoring import Restored
 from pccheck.recovery import Wanted, open_store
 from pccheck.saving.flight import Flight
@@ -23,8 +25,6 @@ from pccheck.saving.stats import Stats
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.storage.volume import Volume
-from pccheck.store.agreement import Agreement
-from pccheck.store.coordination import Coordinator, Solo
 
 
 class Checkpointer:

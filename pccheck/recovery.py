@@ -21,6 +21,8 @@ from pccheck.errors import (
 )
 from pccheck.events import Event
 from pccheck.options import Options
+from pccheck.ranks.agreement import Agreement
+from pccheck.ranks.worlds import FLAT, Sealed, Seen, restorable, within
 from pccheck.reading import reader
 from pccheck.reading.listing import list_store
 from pccheck.reading.loading import LoadedWorld, load_world
@@ -28,10 +30,8 @@ from pccheck.reading.restoring import Restored, Skipped, assemble, fitting, load
 from pccheck.reading.world import WorldIdentity
 from pccheck.state.kinds import kind_of
 from pccheck.storage.volume import Volume
-from pccheck.store.agreement import Agreement
 from pccheck.store.neighbours import Neighbours, holding, rank_folder
 from pccheck.store.store import Store
-from pccheck.store.worlds import FLAT, Sealed, Seen, restorable, within
 
 JOIN_S = 5.0  # how long a rank that cannot open its store waits to tell the others why
 

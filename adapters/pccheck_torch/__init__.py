@@ -1,11 +1,11 @@
 """PyTorch leaves for pccheck (imports torch and pccheck's public names)."""
 
 from pccheck_torch.lazy import Attachment, attach
-from pccheck_torch.leaves import TorchKind
+from pccheck_torch.leaves.kind import TorchKind
+from pccheck_torch.leaves.registering import register, register_flattenable
 from pccheck_torch.ranks import StoreCoordinator
-from pccheck_torch.registering import register, register_flattenable
-from pccheck_torch.sampling import ResumableLoader, ResumableSampler
-from pccheck_torch.training import TrainingState
+from pccheck_torch.training.sampling import ResumableLoader, ResumableSampler
+from pccheck_torch.training.state import TrainingState
 
 __all__ = [
     "Attachment",

@@ -23,8 +23,8 @@ from pccheck import events
 from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreGoneError, StoreTaken
 from pccheck.format import PAYLOAD_OFFSET, Record, SlotState
 from pccheck.pipeline.interface import Job
+from pccheck.ranks.agreement import Agreement
 from pccheck.saving.save import Outcome, Underway
-from pccheck.store.agreement import Agreement
 from pccheck.store.store import Store
 
 Emit = Callable[[events.Event], None]

@@ -14,6 +14,7 @@ from pccheck.events import Skipped, SnapshotPicked
 from pccheck.format import Record
 from pccheck.options import Options, WhenFull
 from pccheck.pipeline.interface import Job
+from pccheck.ranks.agreement import Agreement
 from pccheck.saving.captures import Capture, Captures
 from pccheck.saving.commit import commit, has_ended, take_back, why
 from pccheck.saving.notifier import Notifier
@@ -24,7 +25,6 @@ from pccheck.saving.snapshot import Snapshots, Taken
 from pccheck.saving.stats import Stats
 from pccheck.saving.watch import Watches
 from pccheck.state.planner import Prepared
-from pccheck.store.agreement import Agreement
 from pccheck.store.store import Store
 
 _SLOT_ROUND = 64 * 1024

@@ -14,13 +14,13 @@ from typing import final
 
 from pccheck import format
 from pccheck.errors import ContentError, MediumError, PccheckError
+from pccheck.ranks.worlds import FLAT, Holding, Sealed
 from pccheck.reading.listing import Listing, list_store, read_check
 from pccheck.reading.places import rank_stores
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import CheckPage
 from pccheck.storage.whole import remove_empty
 from pccheck.store.locking import describe_self, fence_out, take_lock
-from pccheck.store.worlds import FLAT, Holding, Sealed
 
 
 def rank_folder(root: str, rank: int, world: int) -> str:

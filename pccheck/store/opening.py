@@ -16,14 +16,14 @@ import msgspec
 from pccheck import format
 from pccheck.errors import ContentError, FormatError, MediumError
 from pccheck.format import Abandoned, Record, SlotState
+from pccheck.ranks.agreement import Agreement
+from pccheck.ranks.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
-from pccheck.store.agreement import Agreement
 from pccheck.store.ledger import Ledger
 from pccheck.store.locking import describe_self, fence_out, take_lock
 from pccheck.store.neighbours import Neighbours
-from pccheck.store.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 
 
 @dataclass(kw_only=True)

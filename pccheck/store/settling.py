@@ -15,11 +15,11 @@ from typing import final
 from pccheck import format
 from pccheck.errors import PccheckError, RanksError
 from pccheck.format import Record
-from pccheck.store.agreement import Agreement
+from pccheck.ranks.agreement import Agreement
+from pccheck.ranks.verdicts import Outcome
 from pccheck.store.books import Books
 from pccheck.store.history import History
 from pccheck.store.ledger import State
-from pccheck.store.verdicts import Outcome
 
 _LOOK_S = 0.05  # how often to look whether to go on waiting
 

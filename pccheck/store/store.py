@@ -12,9 +12,9 @@ from pccheck import format
 from pccheck.errors import CapacityError, ContentError, MediumError, StoreGoneError, StoreTaken, UsageError
 from pccheck.events import Event, Grew
 from pccheck.format import MAX_COUNTER, Record, SlotState
+from pccheck.ranks.agreement import Agreement
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
-from pccheck.store.agreement import Agreement
 from pccheck.store.books import Books
 from pccheck.store.check import Check
 from pccheck.store.history import History

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import pccheck_torch  # noqa: E402
-from pccheck_torch import kind, registering  # noqa: E402
-from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
+from pccheck_torch import kind  # noqa: E402
+from pccheck_torch.leaves import registering  # noqa: E402
+from pccheck_torch.leaves.kind import DTYPES, QUANTIZED  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import MismatchError, UnsupportedLeafError  # noqa: E402

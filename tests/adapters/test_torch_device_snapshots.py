@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import pccheck_torch  # noqa: E402
-from pccheck_torch.devices import StreamDevice  # noqa: E402
-from pccheck_torch.simulated import SimulatedDevice  # noqa: E402
+from pccheck_torch.devices.simulated import SimulatedDevice  # noqa: E402
+from pccheck_torch.devices.streams import StreamDevice  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.testing.simulated import SimulatedVolume  # noqa: E402

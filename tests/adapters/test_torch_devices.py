@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pccheck_torch import kind  # noqa: E402
-from pccheck_torch.devices import byte_view  # noqa: E402
-from pccheck_torch.simulated import SimulatedDevice, SimulatedTensor  # noqa: E402
+from pccheck_torch.devices.simulated import SimulatedDevice, SimulatedTensor  # noqa: E402
+from pccheck_torch.devices.streams import byte_view  # noqa: E402
 
 from pccheck.devices import Run  # noqa: E402
 from pccheck.errors import UnsupportedLeafError  # noqa: E402
@@ -291,7 +291,7 @@ def test_a_device_that_pccheck_has_no_streams_for_is_copied_by_value():
         def cpu(self):
             return self.tensor.clone()
 
-    from pccheck_torch import dense
+    from pccheck_torch.leaves import dense
 
     tensor = torch.arange(6.0).reshape(2, 3)
     for there in (tensor, tensor.t(), tensor[:, ::2]):
@@ -304,7 +304,7 @@ def test_a_device_that_pccheck_has_no_streams_for_is_copied_by_value():
 
 def test_a_cuda_event_is_asked_until_time_is_up():
     """torch's event cannot be had here: one that answers as it does stands for it."""
-    from pccheck_torch.cuda import CudaEvent
+    from pccheck_torch.devices.cuda import CudaEvent
 
     class Recorded:
         def __init__(self, *answers):

@@ -17,7 +17,8 @@ dist = pytest.importorskip("torch.distributed")
 if not dist.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
-from pccheck_torch import kind, sharded  # noqa: E402
+from pccheck_torch import kind  # noqa: E402
+from pccheck_torch.leaves import sharded  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache  # noqa: E402

@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pccheck_torch import fingerprints, kind  # noqa: E402
-from pccheck_torch.fingerprints import DenseFingerprint  # noqa: E402
+from pccheck_torch import kind  # noqa: E402
+from pccheck_torch.leaves import fingerprints  # noqa: E402
+from pccheck_torch.leaves.fingerprints import DenseFingerprint  # noqa: E402
 
 Parameter = torch.nn.Parameter
 
@@ -175,7 +176,7 @@ def test_the_check_is_found_trustworthy_in_any_mode_and_without_a_word():
     program = (
         "import warnings, torch\n"
         "warnings.simplefilter('error')\n"
-        "from pccheck_torch.fingerprints import can_check_at_once as can\n"
+        "from pccheck_torch.leaves.fingerprints import can_check_at_once as can\n"
         "for mode in (torch.inference_mode(), torch.no_grad(), torch.device('meta'), torch.autocast('cpu')):\n"
         "    can.cache_clear()\n"
         "    with mode: assert can(), mode\n"

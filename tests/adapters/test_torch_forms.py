@@ -13,7 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import pccheck_torch  # noqa: E402
-from pccheck_torch import kind, registering  # noqa: E402
+from pccheck_torch import kind  # noqa: E402
+from pccheck_torch.leaves import registering  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import FormatError, MismatchError, UnsupportedLeafError, UsageError  # noqa: E402

@@ -8,8 +8,8 @@ import pccheck
 
 torch = pytest.importorskip("torch")
 pccheck_torch = pytest.importorskip("pccheck_torch")
-from pccheck_torch.devices import CaptureOnStream  # noqa: E402
-from pccheck_torch.simulated import SimulatedDevice  # noqa: E402
+from pccheck_torch.devices.simulated import SimulatedDevice  # noqa: E402
+from pccheck_torch.devices.streams import CaptureOnStream  # noqa: E402
 
 CHUNK = 16384
 WAIT_S = 60.0

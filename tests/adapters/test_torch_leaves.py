@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pccheck_torch import kind  # noqa: E402
-from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
+from pccheck_torch.leaves.kind import DTYPES, QUANTIZED  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import FormatError, MismatchError, UnsupportedLeafError  # noqa: E402

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from pccheck_torch.sampling import ResumableLoader, ResumableSampler  # noqa: E402
-from pccheck_torch.training import TrainingState  # noqa: E402
+from pccheck_torch.training.sampling import ResumableLoader, ResumableSampler  # noqa: E402
+from pccheck_torch.training.state import TrainingState  # noqa: E402
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler  # noqa: E402
 
 import pccheck  # noqa: E402

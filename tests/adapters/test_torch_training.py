@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from pccheck_torch.training import TrainingState  # noqa: E402
+from pccheck_torch.training.state import TrainingState  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
+from pccheck_torch.leaves.kind import DTYPES, QUANTIZED  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import UnsupportedLeafError  # noqa: E402

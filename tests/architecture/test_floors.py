@@ -10,7 +10,7 @@ FLOORS = {
     4: {"__main__", "cli", "printing", "audit", "reports"},
     3: {"checkpointer", "recovery", "view"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
-    | {"store.coordination", "store.agreement", "store.channel", "store.shared_directory", "store.settling"}
+    | {"ranks.coordination", "ranks.agreement", "ranks.channel", "ranks.shared_directory", "store.settling"}
     | {"store.neighbours", "store.locking", "store.releasing"}
     | {"reading.outline", "reading.world", "reading.loading", "reading.reads", "reading.gathering"}
     | {"reading.restored", "reading.committed", "reading.members"}
@@ -30,8 +30,16 @@ FLOORS = {
     | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
     | {"state.mismatch", "state.transfer"}
     | {"state.boxes", "saving.choice", "state.shards", "state.dividing"}
-    | {"state.fit", "store.ledger", "store.retention", "store.verdicts", "store.worlds", "store.telling"}
-    | {"pipeline", "reading", "saving", "state", "storage", "store"},  # the folders: their docstrings say what is in
+    | {"state.fit", "store.ledger", "store.retention", "ranks.verdicts", "ranks.worlds", "ranks.telling"}
+    | {
+        "pipeline",
+        "ranks",
+        "reading",
+        "saving",
+        "state",
+        "storage",
+        "store",
+    },  # the folders: their docstrings say what is in
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 import pccheck
 from pccheck.events import SnapshotPicked
+from pccheck.ranks.coordination import Coordinator
 from pccheck.storage.directory import Directory
-from pccheck.store.coordination import Coordinator
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
 from .states import State

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 import pccheck_torch  # noqa: E402
 from pccheck_torch import kind  # noqa: E402
-from pccheck_torch.cuda import CudaQueues, cuda_device  # noqa: E402
-from pccheck_torch.devices import StreamDevice  # noqa: E402
-from pccheck_torch.leaves import DTYPES, QUANTIZED  # noqa: E402
+from pccheck_torch.devices.cuda import CudaQueues, cuda_device  # noqa: E402
+from pccheck_torch.devices.streams import StreamDevice  # noqa: E402
+from pccheck_torch.leaves.kind import DTYPES, QUANTIZED  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import ChangedError  # noqa: E402

@@ -20,10 +20,11 @@ import pytest
 
 from pccheck.errors import NoValidCheckpointError, RanksError
 from pccheck.format import Record, SlotState
-from pccheck.store import retention, verdicts, worlds
+from pccheck.ranks import verdicts, worlds
+from pccheck.ranks.verdicts import Member, Outcome
+from pccheck.ranks.worlds import FLAT, Holding, Opening, Sealed, Seen
+from pccheck.store import retention
 from pccheck.store.ledger import Ledger, State
-from pccheck.store.verdicts import Member, Outcome
-from pccheck.store.worlds import FLAT, Holding, Opening, Sealed, Seen
 
 
 class Violation(AssertionError):

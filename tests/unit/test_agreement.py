@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pccheck.errors import CoordinatorLostError, RanksError, RankTimeoutError
-from pccheck.store.agreement import Agreement
-from pccheck.store.coordination import Solo
-from pccheck.store.verdicts import Outcome
+from pccheck.ranks.agreement import Agreement
+from pccheck.ranks.coordination import Solo
+from pccheck.ranks.verdicts import Outcome
 
 
 class Place:

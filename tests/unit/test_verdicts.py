@@ -3,8 +3,8 @@
 import pytest
 
 from pccheck.errors import RanksError
-from pccheck.store.telling import VERSION, decode
-from pccheck.store.verdicts import Member, Outcome
+from pccheck.ranks.telling import VERSION, decode
+from pccheck.ranks.verdicts import Member, Outcome
 
 
 class Board:

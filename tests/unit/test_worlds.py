@@ -3,7 +3,7 @@
 import pytest
 
 from pccheck.errors import NoValidCheckpointError, RanksError
-from pccheck.store.worlds import FLAT, Holding, Sealed, Seen, decide, restorable, union, within
+from pccheck.ranks.worlds import FLAT, Holding, Sealed, Seen, decide, restorable, union, within
 
 
 def at(*counters, world, incarnation=1):

@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 
 import pccheck
 from pccheck.errors import MismatchError, UsageError
-from pccheck_torch.modules import ModuleSection
-from pccheck_torch.optimizers import OptimizerSection
-from pccheck_torch.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful, place
-from pccheck_torch.values import GENERATORS, Extras, Generator, Plain, Randomness
+from pccheck_torch.training.modules import ModuleSection
+from pccheck_torch.training.optimizers import OptimizerSection
+from pccheck_torch.training.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful, place
+from pccheck_torch.training.values import GENERATORS, Extras, Generator, Plain, Randomness
 
 # What may refuse a checkpoint only when it is asked to load it comes first, so that nothing else was touched then; and
 # the random generators come last, since loading might draw from them.

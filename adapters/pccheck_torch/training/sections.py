@@ -16,8 +16,8 @@ from torch import Tensor
 import pccheck
 from pccheck.errors import UsageError
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.leaves import DTYPES, TorchKind
-from pccheck_torch.sharded import is_dtensor_class
+from pccheck_torch.leaves.kind import DTYPES, TorchKind
+from pccheck_torch.leaves.sharded import is_dtensor_class
 
 KIND = TorchKind()
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.\-]*|\d+\.[\w.\-]+", re.ASCII)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pccheck.errors import FormatError, UnsupportedLeafError, UsageError
 from pccheck.leaves import HostBytes, LeafSpec
-from pccheck_torch import dense, registering
+from pccheck_torch.leaves import dense, registering
 
 GENERATOR = "torch.Generator"
 _ALIGN = 64

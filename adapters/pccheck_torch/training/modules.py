@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.sections import KIND, Problems, Section, as_stored, is_dtensor, names, place
+from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, is_dtensor, names, place
 
 _dtype = operator.attrgetter("dtype")
 _local, _spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")

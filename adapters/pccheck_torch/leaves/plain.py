@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.leaves import LeafSpec, is_dense
-from pccheck_torch import dense
+from pccheck_torch.leaves import dense
 
 _CLASSES = {"torch.Size": torch.Size, "torch.dtype": torch.dtype, "torch.device": torch.device}
 

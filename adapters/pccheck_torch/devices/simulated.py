@@ -1,4 +1,4 @@
-"""A device whose streams run late, for tests without a GPU (imports torch, pccheck_torch.devices).
+"""A device whose streams run late, for tests without a GPU (imports torch, pccheck_torch.devices.streams).
 
 Tensors of a `SimulatedDevice` lie in host memory, but are changed only by what is queued on its compute stream, which a
 thread runs later. How late is told stream by stream, so that a missing order between program and captures shows every
@@ -23,7 +23,7 @@ from typing import Literal, Self, final
 import torch
 from torch import Tensor
 
-from pccheck_torch.devices import Event, StreamDevice
+from pccheck_torch.devices.streams import Event, StreamDevice
 
 Pace = Literal["now", "when_needed", "held"]
 

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import final
 
 from pccheck.errors import RanksError
-from pccheck.store.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, named, world_of
+from pccheck.ranks.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, named, world_of
 
 KEPT_ANSWERS = 2  # whoever gives answer n has all answers n - 1: nobody needs n - 2 any more
 

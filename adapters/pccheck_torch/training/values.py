@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.sections import KIND, Problems, Section, grouped, told
+from pccheck_torch.training.sections import KIND, Problems, Section, grouped, told
 
 GENERATORS = (torch.Generator, np.random.Generator)
 

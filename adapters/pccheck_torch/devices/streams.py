@@ -69,7 +69,7 @@ class Queues(Protocol):
 
 
 class OnDevice(Protocol):
-    """A tensor of a class that is on a device of its own, as those of `pccheck_torch.simulated` are."""
+    """A tensor of a class that is on a device of its own, as those of `pccheck_torch.devices.simulated` are."""
 
     def __pccheck_memory__(self) -> tuple[StreamDevice, Tensor]:
         """Give the device, and a plain dense tensor over the memory."""

@@ -11,8 +11,8 @@ from torch.nn import Parameter
 
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.leaves import DeviceBytes, HostBytes, LeafSpec, dense_strides, is_dense
-from pccheck_torch.cuda import cuda_device
-from pccheck_torch.devices import SAME_SIZE
+from pccheck_torch.devices.cuda import cuda_device
+from pccheck_torch.devices.streams import SAME_SIZE
 
 KIND = "torch"
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}

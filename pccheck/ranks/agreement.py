@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import final
 
 from pccheck.errors import RanksError, RankTimeoutError, UsageError
-from pccheck.store.channel import LEAVE_S, Channel, anew
-from pccheck.store.coordination import Coordinator
-from pccheck.store.verdicts import AGREED, Outcome, Verdict
+from pccheck.ranks.channel import LEAVE_S, Channel, anew
+from pccheck.ranks.coordination import Coordinator
+from pccheck.ranks.verdicts import AGREED, Outcome, Verdict
 
 _FAILED = "failed"  # the topic of a rank that met an error of its own between two exchanges
 

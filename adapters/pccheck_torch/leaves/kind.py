@@ -18,10 +18,10 @@ from torch.nn import Parameter
 
 from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import DeviceBytes, HostBytes, LeafKind, LeafSpec
-from pccheck_torch import assigning, dense, parts, plain, sharded
-from pccheck_torch.dense import DTYPES, QUANTIZED
-from pccheck_torch.devices import OnDevice
-from pccheck_torch.fingerprints import DenseFingerprint
+from pccheck_torch.devices.streams import OnDevice
+from pccheck_torch.leaves import assigning, dense, parts, plain, sharded
+from pccheck_torch.leaves.dense import DTYPES, QUANTIZED
+from pccheck_torch.leaves.fingerprints import DenseFingerprint
 
 __all__ = ["DTYPES", "QUANTIZED", "TorchKind"]
 

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import Box, DeviceBytes, HostBytes, LeafSpec, part_of
-from pccheck_torch import dense
+from pccheck_torch.leaves import dense
 
 _MODULES = ("torch.distributed.tensor", "torch.distributed._tensor")
 _local, _spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")

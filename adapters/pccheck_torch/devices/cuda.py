@@ -1,4 +1,4 @@
-"""CUDA devices: streams, events and pinned memory of torch.cuda (imports torch, pccheck_torch.devices).
+"""CUDA devices: streams, events and pinned memory of torch.cuda (imports torch, pccheck_torch.devices.streams).
 
 Nothing here runs unless a tensor is on a CUDA device.
 """
@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from pccheck_torch.devices import Event, StreamDevice
+from pccheck_torch.devices.streams import Event, StreamDevice
 
 _POLL_S = (50e-6, 1e-3)  # first and longest pause: a chunk of 16 MiB takes 0.3 to 1 ms
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of the process

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.leaves import DTYPES
-from pccheck_torch.sections import KIND, Problems, Section, as_stored, facts_of, is_dtensor, names, told
+from pccheck_torch.leaves.kind import DTYPES
+from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, facts_of, is_dtensor, names, told
 
 _params = operator.itemgetter("params")
 # What schedulers add to a group of options: there or not, it is the same optimizer.

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import final
 
 from pccheck.errors import CoordinatorLostError, RanksError, RankTimeoutError
-from pccheck.store.coordination import Coordinator
-from pccheck.store.verdicts import Member
+from pccheck.ranks.coordination import Coordinator
+from pccheck.ranks.verdicts import Member
 
 POLL_S = (0.001, 0.05)  # between two looks: at first, and at most
 RARELY_S = 1.0  # where nobody waits, but something may still be heard

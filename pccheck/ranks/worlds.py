@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from pccheck.errors import NoValidCheckpointError, RanksError
-from pccheck.store.telling import named
+from pccheck.ranks.telling import named
 
 FLAT = -1  # stands for the rank of a store that is the root itself: a job of one rank
 

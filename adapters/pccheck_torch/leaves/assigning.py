@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pccheck.errors import UnsupportedLeafError
-from pccheck_torch import dense, parts, registering, sharded
+from pccheck_torch.leaves import dense, parts, registering, sharded
 
 
 def assign(target: Any, value: Any) -> None:
