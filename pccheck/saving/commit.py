@@ -31,9 +31,7 @@ Emit = Callable[[events.Event], None]
 At = Callable[[str], None]
 
 
-def commit(
-    work: Underway, store: Store, agreement: Agreement, emit: Emit, at: At, *, agree_timeout_s: float
-) -> Outcome:
+def commit(work: Underway, store: Store, agreement: Agreement, emit: Emit, at: At, agree_timeout_s: float) -> Outcome:
     """Take one submitted save to its end; any exception means that it failed and nothing older was touched.
 
     `at` is called with the name of each point that was passed: tests crash there.

@@ -15,6 +15,7 @@ from pccheck.format import Record
 from pccheck.options import Options, WhenFull
 from pccheck.pipeline.interface import Job
 from pccheck.ranks.agreement import Agreement
+from pccheck.saving.background import give_way
 from pccheck.saving.captures import Capture, Captures
 from pccheck.saving.commit import commit, has_ended, take_back, why
 from pccheck.saving.notifier import Notifier
@@ -65,8 +66,7 @@ class Flight:
     def _admit(self, save: Save, when_full: WhenFull) -> bool:
         """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`.
 
-        Saves that end make places, and wake this up; so does what other ranks say, and is asked for. Who set no limit
-        waits for other ranks as long as each save did, `agree_timeout_s`, and is then skipped.
+        Saves that end wake this up; what other ranks say is asked for. Without a limit, for `agree_timeout_s` at most.
         """
         began = time.monotonic()
         limit = 0.0 if when_full == "skip" else self._options.max_block_s
@@ -213,10 +213,11 @@ class Flight:
                 raise
 
     def _commit_all(self) -> None:
-        limit_s = self._options.agree_timeout_s
+        give_way()
+        options = self._options
         while (work := self._work.get()) is not None:
             try:
-                outcome = commit(work, self._store, self._agreement, self._notifier, self._at, agree_timeout_s=limit_s)
+                outcome = commit(work, self._store, self._agreement, self._notifier, self._at, options.agree_timeout_s)
             except BaseException as error:  # whatever it is, it must reach the caller, and the slot must be freed
                 try:
                     take_back(work, error, self._store, self._agreement, self._notifier)
@@ -306,9 +307,8 @@ class Flight:
         self.drain(timeout_s, close=True)
         for _ in self._committers:
             self._work.put(None)
-        for thread in self._committers:
-            if thread.ident is not None:  # a Ctrl-C may have come before it started
-                thread.join(self._options.exit_timeout_s)
+        for thread in [t for t in self._committers if t.ident is not None]:  # a Ctrl-C may have come before it started
+            thread.join(self._options.exit_timeout_s)
         self.pipelines.close(self._options.exit_timeout_s)
         self.snapshots.close()
 

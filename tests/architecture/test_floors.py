@@ -22,7 +22,7 @@ FLOORS = {
     | {"pipeline.job", "pipeline.schedule", "pipeline.gather", "pipeline.fills", "pipeline.portable_fills"},
     1: {"storage.volume", "storage.directory", "storage.names", "storage.checkpage", "storage.medium"}
     | {"storage.media", "storage.memory", "storage.fileio", "storage.filesystem", "storage.forks"}
-    | {"storage.buffers", "storage.digest", "storage.whole", "saving.sizing", "_native"}
+    | {"storage.buffers", "storage.digest", "storage.whole", "saving.sizing", "saving.background", "_native"}
     | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
     | {"state.assigning"}
     | {"state.planner", "state.assembly", "state.describing", "state.owning", "state.filling", "state.shape"},
@@ -31,15 +31,8 @@ FLOORS = {
     | {"state.mismatch", "state.transfer"}
     | {"state.boxes", "saving.choice", "state.shards", "state.dividing"}
     | {"state.fit", "store.ledger", "store.retention", "ranks.verdicts", "ranks.worlds", "ranks.telling"}
-    | {
-        "pipeline",
-        "ranks",
-        "reading",
-        "saving",
-        "state",
-        "storage",
-        "store",
-    },  # the folders: their docstrings say what is in
+    # the folders: their docstrings say what is in them
+    | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"},
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it
