@@ -124,7 +124,7 @@ def test_case_39_the_same_step_twice_is_two_checkpoints_of_which_the_newer_count
 
 def test_case_39_a_skipped_save_says_so(tmp_path):
     """Case 39: what is not stored is never silently not stored."""
-    gate = Gate()
+    gate, threads = Gate(), threading.active_count()
     gate.hold("written", 1)
     with pccheck.Checkpointer(tmp_path, in_flight=1, when_full="skip", chunk_bytes=CHUNK, _at=gate) as ck:
         ck.save(1, make_state(1))
@@ -135,4 +135,4 @@ def test_case_39_a_skipped_save_says_so(tmp_path):
         gate.let_go("written", 1)
         ck.wait(WAIT_S)
         assert (ck.steps(), ck.stats().skipped) == ([1], 1)
-    assert threading.active_count() < 20
+    assert threading.active_count() <= threads

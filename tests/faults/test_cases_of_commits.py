@@ -153,13 +153,13 @@ def test_case_20_a_save_does_not_raise_its_own_failure(tmp_path):
     """Case 20: however quickly it fails, its caller gets the Save, and the next call tells of it."""
     script = Script()
     with faulty(tmp_path, script) as ck:
-        await_copy = ck._flight.await_copy
+        await_snapshot = ck._flight.await_snapshot
 
-        def slowly(save, job):
-            await_copy(save, job)
+        def slowly(save, launched):
+            await_snapshot(save, launched)
             save.durable.exception(WAIT_S)
 
-        ck._flight.await_copy = slowly
+        ck._flight.await_snapshot = slowly
         script.arm(Fault("sync", 1))
         failed = ck.save(1, make_state(1))
         assert failed.outcome == "failed"

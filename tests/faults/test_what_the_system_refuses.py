@@ -13,7 +13,7 @@ import pytest
 import pccheck
 from pccheck import format
 from pccheck.errors import ContentError, MediumError, PccheckError
-from pccheck.saving import flight
+from pccheck.saving import pipelines
 from pccheck.storage.directory import Directory
 from pccheck.testing.slotfiles import check_file, slot_file
 from pccheck.testing.throttle import Rate, ThrottledVolume
@@ -57,7 +57,7 @@ def test_an_interrupt_while_a_save_waits_for_its_place_starts_nothing(tmp_path):
 
 def test_no_memory_for_a_larger_pool(tmp_path, monkeypatch):
     """A much larger state needs a larger pool; there is no memory for it: that save fails, smaller ones go on."""
-    make, refusals = flight.make_pipeline, [1]
+    make, refusals = pipelines.make_pipeline, [1]
 
     def refuse(*args):
         if refusals:
@@ -67,8 +67,8 @@ def test_no_memory_for_a_larger_pool(tmp_path, monkeypatch):
 
     with pccheck.Checkpointer(tmp_path, chunk_bytes=CHUNK, pipeline="portable") as ck:
         ck.save(0, make_state(0)).durable.result(WAIT_S)
-        monkeypatch.setattr(flight, "make_pipeline", refuse)
-        monkeypatch.setattr(ck._flight, "_pool_bytes", CHUNK)
+        monkeypatch.setattr(pipelines, "make_pipeline", refuse)
+        monkeypatch.setattr(ck._flight.pipelines, "_pool_bytes", CHUNK)
         with pytest.raises(MemoryError):
             ck.save(1, make_state(1, 64 * CHUNK))
         for step in (2, 3):
