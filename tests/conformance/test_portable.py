@@ -89,8 +89,8 @@ def test_no_payload_byte_is_stored_before_the_prologue_is_synced(pipeline):
 
 
 def test_threads_are_daemons_with_names(pipeline):
-    named = sorted(t.name for t in threading.enumerate() if t.name.startswith("pccheck-"))
-    assert named[:3] == ["pccheck-capture", "pccheck-writer-0", "pccheck-writer-1"]
+    named = {t.name for t in threading.enumerate()}  # also those that other tests left behind
+    assert named >= {"pccheck-capture", "pccheck-writer-0", "pccheck-writer-1"}
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("pccheck-"))
 
 
