@@ -35,13 +35,13 @@ def own_paths(state: Any) -> tuple[str, ...]:
     return tuple(state.__pccheck_own__) if hasattr(type(state), "__pccheck_own__") else ()
 
 
-def path(directory: object) -> str:
-    """Give the absolute path of a folder; raises UsageError."""
+def path(directory: object, name: str = "directory") -> str:
+    """Give the absolute path of a folder; raises UsageError, which calls the argument `name`."""
     if isinstance(directory, (str, os.PathLike)):
         text = os.fspath(directory)
         if isinstance(text, str) and text and "\0" not in text:
             return os.path.abspath(text)
-    raise UsageError(f"directory={directory!r} is not allowed: it must be the path of a folder, as text")
+    raise UsageError(f"{name}={directory!r} is not allowed: it must be the path of a folder, as text")
 
 
 def volume(directory: object) -> Volume:

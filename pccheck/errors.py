@@ -224,7 +224,7 @@ class RankTimeoutError(RanksError, DeadlineError):
 
     def __init__(self, waiting_for: str, waited_s: float, ranks: Sequence[int]) -> None:
         hint = "look at what became of them; if they have ended, start all ranks of the job again"
-        DeadlineError.__init__(self, f"{waiting_for}; missing: {_named(ranks)} ({hint})", waited_s)
+        DeadlineError.__init__(self, f"{waiting_for}; missing: {named_ranks(ranks)} ({hint})", waited_s)
         self.waiting_for, self.reason, self.ranks = waiting_for, str(self), tuple(ranks)
 
 
@@ -232,6 +232,7 @@ class CoordinatorLostError(RanksError):
     """The place through which ranks agree cannot be reached any more: no later save can become durable on all."""
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Give ranks in words, the first 16."""
     shown = ", ".join(map(str, ranks[:16]))
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > 16 else ''}"

@@ -45,6 +45,11 @@ class LeafSpec:
         """The shape of what is stored here."""
         return self.shape if self.box is None else self.box.sizes
 
+    @property
+    def extra_in_c_order(self) -> dict[str, Any]:
+        """`extra` of the same leaf, or of a part of it, with its bytes in C order: without "stride"."""
+        return {k: v for k, v in self.extra.items() if k != "stride"}
+
 
 @dataclass(frozen=True, slots=True)
 class StoredLeaf:

@@ -72,16 +72,16 @@ class Options:
     debug_captures: bool = False
 
     def __post_init__(self) -> None:
-        _whole("in_flight", self.in_flight, 1, 64)
-        _whole("keep", self.keep, 1, 1000)
-        _whole("writers", self.writers, 1, 64)
+        check_whole_number("in_flight", self.in_flight, 1, 64)
+        check_whole_number("keep", self.keep, 1, 1000)
+        check_whole_number("writers", self.writers, 1, 64)
         if self.writers_per_checkpoint is not None:
-            _whole("writers_per_checkpoint", self.writers_per_checkpoint, 1, 64)
-        _whole("chunk_bytes", self.chunk_bytes, 4096, 1 << 30, multiple=4096)
+            check_whole_number("writers_per_checkpoint", self.writers_per_checkpoint, 1, 64)
+        check_whole_number("chunk_bytes", self.chunk_bytes, 4096, 1 << 30, multiple=4096)
         if self.keep_every is not None:
-            _whole("keep_every", self.keep_every, 1, 1 << 62)
+            check_whole_number("keep_every", self.keep_every, 1, 1 << 62)
         if self.buffer_bytes is not None:
-            _whole("buffer_bytes", self.buffer_bytes, 2 * self.chunk_bytes, 1 << 46)
+            check_whole_number("buffer_bytes", self.buffer_bytes, 2 * self.chunk_bytes, 1 << 46)
         for name, choices in (
             ("snapshot", get_args(Snapshot)),
             ("when_full", get_args(WhenFull)),
@@ -102,7 +102,8 @@ class Options:
                 raise OptionError(name, value, "a number of seconds from 0 to 1e9")
 
 
-def _whole(field: str, value: object, low: int, high: int, multiple: int = 1) -> None:
+def check_whole_number(field: str, value: object, low: int, high: int, multiple: int = 1) -> None:
+    """Raise OptionError unless a value is a whole number from `low` to `high`, and a multiple of another one."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % multiple:
         of = f", a multiple of {multiple}" if multiple > 1 else ""
         raise OptionError(field, value, f"a whole number from {low} to {high}{of}")

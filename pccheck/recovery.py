@@ -16,7 +16,6 @@ from pccheck.errors import (
     NoValidCheckpointError,
     PccheckError,
     RanksError,
-    StepNotFoundError,
     StoreTaken,
 )
 from pccheck.events import Event
@@ -26,7 +25,7 @@ from pccheck.ranks.worlds import FLAT, Sealed, Seen, restorable, within
 from pccheck.reading import reader
 from pccheck.reading.listing import list_store
 from pccheck.reading.loading import LoadedWorld, load_world
-from pccheck.reading.restoring import Restored, Skipped, assemble, fitting, load_newest
+from pccheck.reading.restoring import Restored, Skipped, assemble, fitting, load_newest, of_step
 from pccheck.reading.world import WorldIdentity
 from pccheck.state.kinds import kind_of
 from pccheck.storage.volume import Volume
@@ -141,7 +140,10 @@ class Recovery:
             mine = self._seen()
         seen = [msgspec.json.decode(one, type=Seen) for one in self._exchange("holdings", mine)]
         held, abandoned = restorable(seen)
-        candidates = _candidates(held, abandoned, wanted.step, self._where)
+        # The most wanted first; every rank gets the same.
+        candidates = of_step(
+            held, wanted.step, self._where, step_of=lambda s: s.step, abandoned=lambda s: within(s.counter, abandoned)
+        )
         skipped = self._lost_before() if wanted.step is None else []
         if skipped and not wanted.fallback:
             raise NoValidCheckpointError(self._where, skipped)
@@ -225,19 +227,6 @@ class Recovery:
                 self._store.release()
         self._exchange("restored", loaded.record.counter)
         return restored
-
-
-def _candidates(
-    held: Sequence[Sealed], abandoned: tuple[tuple[int, int], ...], step: int | None, where: str
-) -> list[Sealed]:  # fmt: skip
-    """Give what may be restored, the most wanted first; every rank gives the same."""
-    offered = [s for s in held if not within(s.counter, abandoned)]
-    if step is None:
-        return offered
-    wanted = [s for s in held if s.step == step]
-    if not wanted:
-        raise StepNotFoundError(step, sorted({s.step for s in offered}), where)
-    return sorted(wanted, key=lambda s: within(s.counter, abandoned))
 
 
 def _counters(skipped: Sequence[Skipped]) -> frozenset[int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial as partial_
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar, final
+from typing import Any, Self, TypeAlias, final
 
 from pccheck.errors import (
     ClosedError,
@@ -17,7 +17,6 @@ from pccheck.errors import (
     MediumError,
     NoValidCheckpointError,
     ReusedError,
-    StepNotFoundError,
     UsageError,
 )
 from pccheck.format import Record
@@ -25,13 +24,12 @@ from pccheck.reading.committed import HOME, Committed, restore_newest
 from pccheck.reading.listing import Listing
 from pccheck.reading.places import Place, locate
 from pccheck.reading.restored import Restored, Skipped
-from pccheck.reading.restoring import ATTEMPTS, assemble, candidates, fitting, load_newest
+from pccheck.reading.restoring import assemble, candidates, fitting, load_newest, of_step, retried
 from pccheck.reading.stored import Checkpoint, open_checkpoint
-from pccheck.reading.world import WorldIdentity, look_at_world
+from pccheck.reading.world import look_at_world
 from pccheck.storage.medium import Medium
 
 Stored: TypeAlias = Checkpoint | Committed
-T = TypeVar("T")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -83,7 +81,7 @@ class _Found:
     record: Record
     name: str
     abandoned: bool
-    read: Callable[[], Stored | ContentError | MediumError] = field(repr=False)
+    read: Callable[[], Stored] = field(repr=False)
 
 
 class View(ABC):
@@ -103,7 +101,7 @@ class View(ABC):
     @property
     def checkpoints(self) -> list[Entry]:
         """Every checkpoint whose record and manifest are whole, newest first, without those on abandoned branches."""
-        return self._retry(self._entries)
+        return retried(self._entries)
 
     def steps(self) -> list[int]:
         """Give the steps that can be restored, sorted."""
@@ -121,7 +119,7 @@ class View(ABC):
             StepNotFoundError: none of this step is.
             NoValidCheckpointError: there are some, but the manifest of none is whole.
         """
-        return self._retry(lambda: self._pick(step))
+        return retried(lambda: self._pick(step))
 
     @abstractmethod
     def restore(
@@ -130,7 +128,7 @@ class View(ABC):
         """Give the newest checkpoint that verifies (of a step), as `Checkpointer.restore` does, and change nothing."""
 
     def __getitem__(self, path: str) -> Any:
-        return self._retry(lambda: self._pick(None)[path])
+        return retried(lambda: self._pick(None)[path])
 
     def __contains__(self, path: object) -> bool:
         return path in self.keys()
@@ -143,7 +141,7 @@ class View(ABC):
 
     def keys(self) -> list[str]:
         """Give the paths of the newest checkpoint's leaves; none where no checkpoint is."""
-        return self._retry(lambda: self._pick(None).paths()) if self._offered() else []
+        return retried(lambda: self._pick(None).paths()) if self._offered() else []
 
     def close(self) -> None:
         """Close; later calls raise ClosedError. What was restored stays."""
@@ -177,8 +175,11 @@ class View(ABC):
     def _entries(self) -> list[Entry]:
         entries = []
         for found in self._offered():
-            read = found.read()
-            if isinstance(read, (ContentError, MediumError)):
+            try:
+                read = found.read()
+            except ReusedError:
+                raise
+            except (ContentError, MediumError):
                 continue
             record = found.record
             entries.append(
@@ -195,32 +196,20 @@ class View(ABC):
 
     def _pick(self, step: int | None) -> Stored:
         self._check_open()
-        found = self._find()
-        if step is None:
-            wanted = [f for f in found if not f.abandoned]
-        else:
-            wanted = sorted((f for f in found if f.record.step == step), key=lambda f: f.abandoned)
-            if not wanted:
-                steps = {f.record.step for f in found if not f.abandoned}
-                raise StepNotFoundError(step, sorted(steps), self.path)
+        wanted = of_step(
+            self._find(), step, self.path, step_of=lambda f: f.record.step, abandoned=lambda f: f.abandoned
+        )
         skipped = []
         for each in wanted:
-            read = each.read()
-            if not isinstance(read, (ContentError, MediumError)):
-                return read
-            skipped.append(Skipped(each.record.counter, each.record.step, each.name, str(read)))
+            try:
+                return each.read()
+            except ReusedError:
+                raise
+            except (ContentError, MediumError) as error:
+                skipped.append(Skipped(each.record.counter, each.record.step, each.name, str(error)))
         if skipped:
             raise NoValidCheckpointError(self.path, skipped)
         raise UsageError(f"{self.path} holds no checkpoint")
-
-    def _retry(self, attempt: Callable[[], T]) -> T:
-        """Try again, at most 20 times, where a writer gave a slot to a newer checkpoint meanwhile."""
-        for _ in range(ATTEMPTS - 1):
-            try:
-                return attempt()
-            except ReusedError:
-                continue
-        return attempt()
 
 
 @final
@@ -277,14 +266,6 @@ class _WorldView(View):
         for checkpoint in look_at_world(self.path).checkpoints:
             if checkpoint.complete:
                 home = checkpoint.members[HOME].candidate
-                read = partial_(self._committed, checkpoint.identity)
+                read = partial_(Committed, self.path, checkpoint.identity)
                 found.append(_Found(record=home.record, name=home.names[0], abandoned=checkpoint.abandoned, read=read))
         return found
-
-    def _committed(self, identity: WorldIdentity) -> Committed | ContentError | MediumError:
-        try:
-            return Committed(self.path, identity)
-        except ReusedError:
-            raise
-        except (ContentError, MediumError) as error:
-            return error

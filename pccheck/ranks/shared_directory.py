@@ -1,4 +1,4 @@
-"""A coordinator over a folder that all ranks can write to: one small file of each (floor 2: imports floors 0 and 1).
+"""A coordinator over a folder that all ranks can write to: one small file of each (floor 2: imports below).
 
 It needs of the file system that a rename is atomic and, some time later, seen by all, as over NFS; no locks, no
 ordering, and nothing survives that must. A file that cannot be read, or that an earlier job left, is no blob; whoever
@@ -12,7 +12,9 @@ import os
 import secrets
 from typing import final
 
-from pccheck.errors import CoordinatorLostError, ForkedError, OptionError, RanksError, UsageError
+from pccheck import arguments
+from pccheck.errors import CoordinatorLostError, ForkedError, RanksError
+from pccheck.options import check_whole_number
 from pccheck.storage import whole
 
 MAX_BLOB = 16 << 20  # bytes that are read of a file at most
@@ -35,11 +37,9 @@ class SharedDirectory:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int, world: int) -> None:
-        _check("world", world, 1, 1 << 20)
-        _check("rank", rank, 0, world - 1)
-        if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-            raise UsageError(f"path={path!r} is not allowed: it must be the path of a folder, as text")
-        self.path, self.rank, self.world = os.path.abspath(os.fspath(path)), rank, world
+        check_whole_number("world", world, 1, 1 << 20)
+        check_whole_number("rank", rank, 0, world - 1)
+        self.path, self.rank, self.world = arguments.path(path, "path"), rank, world
         self._mine: bytes | None = None
         self._pid = os.getpid()
         self._temporary = f"{self._file(rank, hidden=True)}.{secrets.token_hex(8)}"
@@ -99,8 +99,3 @@ class SharedDirectory:
 
     def __repr__(self) -> str:
         return f"SharedDirectory({self.path!r}, rank={self.rank}, world={self.world})"
-
-
-def _check(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(name, value, f"a whole number from {low} to {high}")

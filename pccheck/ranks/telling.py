@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -96,9 +96,3 @@ def joined(refused: Iterable[Refused]) -> list[Refused]:
         else:
             joined.append(r)
     return joined
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Give ranks as text, at most 16 of them."""
-    shown = ", ".join(map(str, ranks[:16]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > 16 else ''}"

@@ -13,13 +13,13 @@ other rank's blob tells that it heard this nonce, which no earlier blob can. A n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
-from pccheck.errors import RanksError
-from pccheck.ranks.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, named, world_of
+from pccheck.errors import RanksError, named_ranks
+from pccheck.ranks.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, world_of
 
 KEPT_ANSWERS = 2  # whoever gives answer n has all answers n - 1: nobody needs n - 2 any more
 
@@ -192,7 +192,7 @@ class Member:
 
     def has_refused(self, counter: int) -> bool:
         """Tell whether this rank said that it does not hold a counter."""
-        return any(r.low <= counter <= r.high for r in self._refused)
+        return _refusal(self._refused, counter) is not None
 
     def close(self, counter: int) -> None:
         """Note that this rank need not hear of a counter any more."""
@@ -211,7 +211,7 @@ class Member:
             words[self.rank] = self._held[counter]
         for rank, blob in enumerate(self._seen):
             if rank == self.rank:
-                against = next((r.reason for r in self._refused if r.low <= counter <= r.high), None)
+                against = _refusal(self._refused, counter)
             else:
                 against = _against(blob, counter)
                 held = next((h for h in (blob.held if blob else ()) if h.counter == counter), None)
@@ -243,12 +243,15 @@ def _against(blob: Blob | None, counter: int) -> str | None:
     """Give why a rank does not hold a counter and never will; None where it holds it or may yet do so."""
     if blob is None or any(h.counter == counter for h in blob.held):
         return None
-    refused = next((r.reason for r in blob.refused if r.low <= counter <= r.high), None)
-    if refused is not None:
+    if (refused := _refusal(blob.refused, counter)) is not None:
         return refused
     if counter < blob.since:
         return "it gave this checkpoint up before all ranks held it"
     return blob.left or None
+
+
+def _refusal(refused: Iterable[Refused], counter: int) -> str | None:
+    return next((r.reason for r in refused if r.low <= counter <= r.high), None)
 
 
 def _difference(counter: int, words: Mapping[int, Held]) -> Verdict | None:
@@ -257,11 +260,11 @@ def _difference(counter: int, words: Mapping[int, Held]) -> Verdict | None:
         return None
     groups = _by_value({r: h.step for r, h in words.items()})
     if len(groups) > 1:
-        told = "; ".join(f"step {step} on {named(ranks)}" for step, ranks in groups)
+        told = "; ".join(f"step {step} on {named_ranks(ranks)}" for step, ranks in groups)
         reason = f"counter {counter} is {told}: all ranks must save the same steps in the same order"
     else:
         groups = _by_value({r: h.plan for r, h in words.items()})
-        told = " differ from ".join(f"those of {named(ranks)}" for _, ranks in groups)
+        told = " differ from ".join(f"those of {named_ranks(ranks)}" for _, ranks in groups)
         reason = (
             f"the global arrays differ in path, dtype or shape ({told}): all ranks must save parts of the same arrays"
         )

@@ -1,4 +1,4 @@
-"""Which checkpoint all ranks hold when they open their stores, and go on from (floor 0: imports errors, telling).
+"""Which checkpoint all ranks hold when they open their stores, and go on from (floor 0: imports errors).
 
 Pure: from what each rank holds and sees to one decision, which every rank works out for itself from the same facts.
 
@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pccheck.errors import NoValidCheckpointError, RanksError
-from pccheck.ranks.telling import named
+from pccheck.errors import NoValidCheckpointError, RanksError, named_ranks
 
 FLAT = -1  # stands for the rank of a store that is the root itself: a job of one rank
 
@@ -107,7 +106,7 @@ def decide(seen: Sequence[Seen], where: str) -> Opening:
     stores = _authorities(seen)
     everything = [h for s in seen for h in (s.own, *s.others)]
     members = _members(stores)
-    held, abandoned = restorable(seen)
+    held, abandoned = _held(members), _abandoned(seen)
     complete = [s for s in held if not within(s.counter, abandoned)]
     newest = complete[0] if complete else None
     newer = [s for s in members if not within(s.counter, abandoned) and s.counter > (newest.counter if newest else 0)]
@@ -129,10 +128,16 @@ def decide(seen: Sequence[Seen], where: str) -> Opening:
 
 def restorable(seen: Sequence[Seen]) -> tuple[list[Sealed], tuple[tuple[int, int], ...]]:
     """Give what all ranks of its world hold, newest first, and the ranges of counters that roll-backs left behind."""
-    members = _members(_authorities(seen))
+    return _held(_members(_authorities(seen))), _abandoned(seen)
+
+
+def _held(members: Mapping[Sealed, set[int]]) -> list[Sealed]:
     held = [sealed for sealed, ranks in members.items() if len(ranks) == sealed.world]
-    held.sort(key=lambda s: (-s.counter, -s.incarnation))
-    return held, union(r for s in seen for h in (s.own, *s.others) for r in h.abandoned)
+    return sorted(held, key=lambda s: (-s.counter, -s.incarnation))
+
+
+def _abandoned(seen: Sequence[Seen]) -> tuple[tuple[int, int], ...]:
+    return union(r for s in seen for h in (s.own, *s.others) for r in h.abandoned)
 
 
 def _authorities(seen: Sequence[Seen]) -> dict[int, Holding]:
@@ -171,8 +176,8 @@ def _assert_no_store_lost(
         lost = [r for r in _ranks_of(sealed) if r not in stores or not stores[r].incarnation]
         if lost:
             raise RanksError(
-                f"{where}: the stores of {named(lost)} are empty or not in sight, but {named(sorted(members[sealed]))} "
-                f"hold step {sealed.step} (counter {sealed.counter}, world size {sealed.world}), which may have been "
+                f"{where}: the stores of {named_ranks(lost)} are empty or not in sight, but "
+                f"{named_ranks(sorted(members[sealed]))} hold step {sealed.step} (counter {sealed.counter}, world size {sealed.world}), which may have been "
                 "committed. Nothing was changed. Bring those folders back, start with the ranks on the hosts where "
                 "they were, or use another directory to start afresh.",
                 lost,
@@ -183,7 +188,7 @@ def _why_lost(counter: int, newer: Iterable[Sealed], members: Mapping[Sealed, se
     for sealed in newer:
         if sealed.counter == counter:
             missing = [r for r in _ranks_of(sealed) if r not in members[sealed]]
-            return f"it was committed, but {named(missing)} hold no whole record of it any more"
+            return f"it was committed, but {named_ranks(missing)} hold no whole record of it any more"
     return f"counter {counter} was committed, but no rank holds a whole record of it any more"
 
 
@@ -199,8 +204,8 @@ def _assert_in_sight(seen: Sequence[Seen], stores: Mapping[int, Holding], newest
     if hidden:
         raise RanksError(
             f"{where}: step {newest.step} was saved by {newest.world} rank(s) and is to be restored by {len(seen)}, "
-            f"but {named(sorted(set(blind)))} cannot see the stores of {named(sorted(hidden))}: put all of them where "
-            "every rank can read them, or start with as many ranks as saved it",
+            f"but {named_ranks(sorted(set(blind)))} cannot see the stores of {named_ranks(sorted(hidden))}: put all of "
+            "them where every rank can read them, or start with as many ranks as saved it",
             sorted(hidden),
         )
 

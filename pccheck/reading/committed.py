@@ -3,7 +3,6 @@ below)."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,15 +18,15 @@ from pccheck.errors import (
     MediumError,
     NoValidCheckpointError,
     ReusedError,
-    StepNotFoundError,
     UsageError,
+    named_ranks,
 )
 from pccheck.reading.loading import Parts, load_world
 from pccheck.reading.members import held
 from pccheck.reading.reader import DEFAULT_THREADS
-from pccheck.reading.reads import named
+from pccheck.reading.reads import no_such_leaf
 from pccheck.reading.restored import Restored, Skipped
-from pccheck.reading.restoring import ATTEMPTS, LOCK_AFTER
+from pccheck.reading.restoring import ATTEMPTS, LOCK_AFTER, newest_first, of_step, unreadable
 from pccheck.reading.world import WorldCheckpoint, WorldIdentity, WorldListing, look_at_world
 from pccheck.state.assembly import Builder
 from pccheck.state.kinds import kind_of
@@ -103,9 +102,7 @@ class Committed:
                 known[path] = len(leaves)
                 leaves.append(others[path][0].entry)
             elif path not in known:
-                near = difflib.get_close_matches(str(path), [*known, *others], 3)
-                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
-                raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
+                raise no_such_leaf(self.step, path, [*known, *others])
         indices = [known[path] for path in paths]
         reads, _ = parts.read([(index, None) for index in indices], leaves)
         shown = msgspec.structs.replace(home, leaves=leaves)
@@ -138,7 +135,7 @@ def restore_newest(
         listing = look_at_world(root)
         first: ContentError | MediumError | None = None
         try:
-            for checkpoint in wanted_of(listing, step):
+            for checkpoint in _wanted(listing, step):
                 identity = checkpoint.identity
                 if identity in passed:
                     continue
@@ -151,12 +148,12 @@ def restore_newest(
                     first = first or error
                     passed[identity] = Skipped(identity.counter, identity.step, root, str(error))
                     continue
-                return replace(restored, skipped=(*_lost(listing, identity.counter), *_newest_first(passed)))
+                return replace(restored, skipped=(*_lost(listing, identity.counter), *newest_first(passed.values())))
         except ReusedError:
             continue
         if step is not None and first is not None:
             raise first
-        skipped = (*_lost(listing, 0), *_newest_first(passed), *_left_behind(listing))
+        skipped = (*_lost(listing, 0), *newest_first(passed.values()), *_left_behind(listing))
         if skipped:
             raise NoValidCheckpointError(root, skipped)
         return None
@@ -166,23 +163,10 @@ def restore_newest(
     )
 
 
-def wanted_of(listing: WorldListing, step: int | None) -> list[WorldCheckpoint]:
-    """Give the complete checkpoints of a look, newest first; of one step, those on abandoned branches last.
-
-    Raises StepNotFoundError where there is none of `step`.
-    """
+def _wanted(listing: WorldListing, step: int | None) -> list[WorldCheckpoint]:
+    """Give the complete checkpoints of a look that may be restored; errors as in `of_step`."""
     complete = [c for c in listing.checkpoints if c.complete]
-    offered = [c for c in complete if not c.abandoned]
-    if step is None:
-        return offered
-    found = sorted((c for c in complete if c.identity.step == step), key=lambda c: c.abandoned)
-    if not found:
-        raise StepNotFoundError(step, sorted({c.identity.step for c in offered}), listing.path)
-    return found
-
-
-def _newest_first(passed: dict[WorldIdentity, Skipped]) -> list[Skipped]:
-    return sorted(passed.values(), key=lambda s: s.counter or 0, reverse=True)
+    return of_step(complete, step, listing.path, step_of=lambda c: c.identity.step, abandoned=lambda c: c.abandoned)
 
 
 def _lost(listing: WorldListing, restored: int) -> list[Skipped]:
@@ -193,10 +177,7 @@ def _lost(listing: WorldListing, restored: int) -> list[Skipped]:
         check = store.listing.check
         if check is not None and check.problem is None and check.peer_word != format.NO_WORD:
             agreed = max(agreed, format.word_counter(check.peer_word))
-        for file in store.listing.files:
-            if file.problem is not None:
-                counter, step = (None, None) if file.record is None else (file.record.counter, file.record.step)
-                found.append(Skipped(counter, step, f"{store.path}/{file.name}", file.problem))
+        found += [replace(each, name=f"{store.path}/{each.name}") for each in unreadable(store.listing)]
     for checkpoint in listing.checkpoints:
         counter, step = checkpoint.identity.counter, checkpoint.identity.step
         if not checkpoint.complete and not checkpoint.abandoned and restored < counter <= agreed:
@@ -205,7 +186,7 @@ def _lost(listing: WorldListing, restored: int) -> list[Skipped]:
                     counter,
                     step,
                     listing.path,
-                    f"{named(checkpoint.missing)} lack{'s' * (len(checkpoint.missing) == 1)} it",
+                    f"{named_ranks(checkpoint.missing)} lack{'s' * (len(checkpoint.missing) == 1)} it",
                 )
             )
     if agreed > restored and not any(c.identity.counter == agreed for c in listing.checkpoints):

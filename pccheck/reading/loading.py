@@ -6,16 +6,16 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
-from pccheck.errors import FormatError, MismatchError, ReusedError, UsageError
+from pccheck.errors import FormatError, MismatchError, ReusedError, UsageError, named_ranks
 from pccheck.format import Record
 from pccheck.leaves import ABSENT, KindTable, LeafSpec
 from pccheck.reading.members import RankFile, open_member
 from pccheck.reading.places import rank_stores
 from pccheck.reading.reader import DEFAULT_THREADS
-from pccheck.reading.reads import Reads, Source, named
+from pccheck.reading.reads import Reads, Source
 from pccheck.reading.restored import Restored
 from pccheck.reading.world import WorldIdentity, find_member
 from pccheck.state import assembly
@@ -44,7 +44,7 @@ class LoadedWorld:
     record: Record
     store: str
     name: str
-    whole: bool = field(default=False)
+    whole: bool
 
 
 def load_world(
@@ -197,8 +197,7 @@ def _whole(entry: LeafEntry) -> LeafSpec:
         return spec
     elements = spec.box.elements
     nbytes = spec.nbytes // elements * Box.whole(spec.shape).elements if elements else 0
-    extra = {k: v for k, v in spec.extra.items() if k != "stride"}  # what is put together is in C order
-    return replace(spec, box=None, nbytes=nbytes, extra=extra)
+    return replace(spec, box=None, nbytes=nbytes, extra=spec.extra_in_c_order)
 
 
 def _check_same(sources: Sequence[Source] | None, source: Source) -> None:
@@ -213,7 +212,7 @@ def _check_same(sources: Sequence[Source] | None, source: Source) -> None:
         if a != b:
             raise FormatError(f"{path}: its {what} is {a} for rank {one.rank}, {b} for rank {source.rank}")
     if one.entry.extra.get("struct") != other.extra.get("struct"):
-        raise FormatError(f"{path}: its fields differ between {named([one.rank, source.rank])}")
+        raise FormatError(f"{path}: its fields differ between {named_ranks([one.rank, source.rank])}")
 
 
 def _at_once(call: Callable[[int], T], ranks: Sequence[int], threads: int) -> list[T]:

@@ -7,11 +7,11 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-from pccheck.errors import ContentError, MediumError, ReusedError
+from pccheck.errors import ReusedError
 from pccheck.format import Record
 from pccheck.reading.gathering import Copying, Gathered, Place, gather
 from pccheck.reading.places import Place as Folder
-from pccheck.reading.reader import confirm, read_manifest
+from pccheck.reading.reader import confirm, opened, read_manifest, under_any
 from pccheck.reading.world import Member
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
@@ -38,34 +38,25 @@ class RankFile:
 
     def gather(self, places: Sequence[Place], copyings: Sequence[Copying], threads: int) -> Gathered:
         """Read what is wanted of it; errors as in `gathering.gather`, of the first file where no copy verifies."""
-        first: ContentError | MediumError | None = None
-        for name in (self.name, *self.copies):
-            try:
-                with _opened(self.store, name, self.record) as medium:
-                    return gather(medium, self.manifest, places, copyings, threads=threads)
-            except ReusedError:
-                raise
-            except (ContentError, MediumError) as error:
-                first = first or error
-        assert first is not None, "there is at least one file"
-        raise first
+
+        def read(name: str) -> Gathered:
+            with _opened(self.store, name, self.record) as medium:
+                return gather(medium, self.manifest, places, copyings, threads=threads)
+
+        return under_any((self.name, *self.copies), read)
 
 
 def open_member(member: Member) -> RankFile:
     """Read the manifest of one rank's part under the first of its names that gives it, or raise the first error."""
-    first: ContentError | MediumError | None = None
     record, names = member.candidate.record, member.candidate.names
-    for i, name in enumerate(names):
-        try:
-            with _opened(member.store, name, record) as medium:
-                manifest = read_manifest(medium, record)
-            return RankFile(store=member.store, name=name, copies=names[i + 1 :], record=record, manifest=manifest)
-        except ReusedError:
-            raise
-        except (ContentError, MediumError) as error:
-            first = first or error
-    assert first is not None, "a candidate has at least one name"
-    raise first
+
+    def read(name: str) -> RankFile:
+        with _opened(member.store, name, record) as medium:
+            manifest = read_manifest(medium, record)
+        copies = names[names.index(name) + 1 :]
+        return RankFile(store=member.store, name=name, copies=copies, record=record, manifest=manifest)
+
+    return under_any(names, read)
 
 
 @contextmanager
@@ -76,11 +67,8 @@ def held(members: Iterable[Member]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for member in members:
-            folder = Folder.of_store(member.store)
-            try:
-                medium = stack.enter_context(closing(_open(folder, member.candidate.names[0])))
-            finally:
-                folder.close()
+            with closing(Folder.of_store(member.store)) as folder:
+                medium = stack.enter_context(opened(folder.open, member.candidate.names[0]))
             if not medium.lock_shared():
                 raise ReusedError(f"{medium.path} is being given to a newer checkpoint; look again")
             confirm(medium, member.candidate.record)
@@ -90,19 +78,6 @@ def held(members: Iterable[Member]) -> Iterator[None]:
 @contextmanager
 def _opened(store: str, name: str, record: Record) -> Iterator[Medium]:
     """Open a file that is to hold this checkpoint still; the folder is open only as long: there may be thousands."""
-    folder = Folder.of_store(store)
-    try:
-        with closing(_open(folder, name)) as medium:
-            confirm(medium, record)
-            yield medium
-    finally:
-        folder.close()
-
-
-def _open(folder: Folder, name: str) -> Medium:
-    try:
-        return folder.open(name)
-    except MediumError as error:
-        if isinstance(error.cause, FileNotFoundError):
-            raise ReusedError(f"{folder.path}/{name} was removed since it was looked at; look again") from error
-        raise
+    with closing(Folder.of_store(store)) as folder, opened(folder.open, name) as medium:
+        confirm(medium, record)
+        yield medium

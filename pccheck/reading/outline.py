@@ -10,7 +10,7 @@ from pccheck.errors import ContentError, MediumError, NoValidCheckpointError, Re
 from pccheck.leaves import StoredLeaf
 from pccheck.reading.loading import load_world
 from pccheck.reading.members import open_member
-from pccheck.reading.restoring import ATTEMPTS, Restored, Skipped
+from pccheck.reading.restoring import Restored, Skipped, retried
 from pccheck.reading.world import WorldCheckpoint, WorldIdentity, world_candidates
 from pccheck.state import tree
 from pccheck.state.manifest import Manifest
@@ -79,12 +79,7 @@ def outline(path: str | os.PathLike[str], step: int | None = None, *, before: in
         MediumError: there is no such folder, or it cannot be read.
     """
     where = os.path.abspath(os.fspath(path))
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return _outline(where, step, before)
-        except ReusedError:
-            continue
-    return _outline(where, step, before)
+    return retried(lambda: _outline(where, step, before))
 
 
 def _outline(where: str, step: int | None, before: int | None) -> Outline | None:

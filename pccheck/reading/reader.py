@@ -7,13 +7,14 @@ ReusedError, and never taken for damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import NoReturn, TypeVar
 
 import xxhash
 
 from pccheck import format
-from pccheck.errors import DamagedError, FormatError, MediumError, ReusedError
+from pccheck.errors import ContentError, DamagedError, FormatError, MediumError, ReusedError
 from pccheck.format import Record, SlotState
 from pccheck.reading.chunks import allocate, read_chunks
 from pccheck.state import manifest as manifests
@@ -21,11 +22,45 @@ from pccheck.state.manifest import ChunkEntry, Manifest
 from pccheck.storage.medium import Medium
 
 Progress = Callable[[int], None]
+T = TypeVar("T")
 
 DEFAULT_THREADS = 4
 MAX_MANIFEST_BYTES = 1 << 31  # 10 million leaves; a sparse file may claim anything
 _VERIFY_BYTES = 64 << 20  # buffer of a verification, unless one chunk is larger
 _RECORD_READS = 4
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(open_medium: Callable[[str], Medium], name: str) -> Iterator[Medium]:
+    """Open a file that was listed, for as long as it is read; ReusedError where it was removed since."""
+    try:
+        medium = open_medium(name)
+    except MediumError as error:
+        if isinstance(error.cause, FileNotFoundError):
+            raise ReusedError(f"{error.path} was removed since it was looked at; look again") from error
+        raise
+    with closing(medium):
+        yield medium
+
+
+def under_any(names: Sequence[str], read: Callable[[str], T]) -> T:
+    """Give what `read` gives of the first of a checkpoint's names (at least one) that it can read.
+
+    Raises the first error where it can read none, and ReusedError at once.
+    """
+    first: ContentError | MediumError | None = None
+    for name in names:
+        try:
+            return read(name)
+        except ReusedError:
+            raise
+        except (ContentError, MediumError) as error:
+            first = first or error
+    assert first is not None, "a checkpoint has at least one name"
+    raise first
 
 
 # -- record and manifest -----------------------------------------------------------------------------------------------

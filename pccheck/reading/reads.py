@@ -8,12 +8,13 @@ given one name to different things. Boxes that overlap otherwise are refused.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from pccheck.errors import FormatError
+from pccheck.errors import FormatError, named_ranks
 from pccheck.leaves import dense_strides
 from pccheck.reading.gathering import Copying, Gathered, Place, gather, own_rooms
 from pccheck.state.boxes import Box
@@ -24,7 +25,6 @@ from pccheck.state.transfer import Transfer, overlapping
 from pccheck.storage.medium import Medium
 
 _EMPTY = memoryview(bytearray())
-_NAMED_RANKS = 16
 
 Key: TypeAlias = Hashable  # equal for leaves that are the same bytes seen through the same box
 
@@ -205,7 +205,7 @@ def _checked(box: Box, used: Sequence[Source], sources: Sequence[Source]) -> int
         ranks = [source.rank for source in sources if source.box.elements]
         raise FormatError(
             f"{path}: {missing:,} of {box.elements:,} elements of {told(box)} are stored by no rank "
-            f"({named(ranks) if ranks else 'no rank'} stored any of it, of {len(sources)} asked)"
+            f"({named_ranks(ranks) if ranks else 'no rank'} stored any of it, of {len(sources)} asked)"
         )
     sizes = {divmod(source.entry.nbytes, source.box.elements) for source in used}
     if any(rest for _, rest in sizes):
@@ -214,19 +214,21 @@ def _checked(box: Box, used: Sequence[Source], sources: Sequence[Source]) -> int
             f"{told(used[0].box)}; ask for all of that"
         )
     if len(sizes) > 1:
-        raise FormatError(f"{path}: {named([s.rank for s in used])} store elements of different sizes")
+        raise FormatError(f"{path}: {named_ranks([s.rank for s in used])} store elements of different sizes")
     return next(iter(sizes))[0]
 
 
 def _differing(box: Box, holders: Iterable[Sequence[Source]]) -> str:
     same = max(holders, key=len)
+    path, ranks = same[0].entry.path or "the state itself", named_ranks([source.rank for source in same])
     return (
-        f"{same[0].entry.path}: {named([source.rank for source in same])} store different values of the same part of "
-        f"{told(box)}: the stages of a pipeline must have paths of their own; restore on as many ranks as saved it"
+        f"{path}: {ranks} store different values of the same part of {told(box)}: the stages of a pipeline must have "
+        "paths of their own; restore on as many ranks as saved it"
     )
 
 
-def named(ranks: Sequence[int]) -> str:
-    """Give ranks in words, the first 16."""
-    shown = ", ".join(map(str, ranks[:_NAMED_RANKS]))
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{' and more' if len(ranks) > _NAMED_RANKS else ''}"
+def no_such_leaf(step: int, path: str, known: Iterable[str]) -> KeyError:
+    """Give the error that says that a checkpoint has no leaf at a path, and which of those that it has are like it."""
+    near = difflib.get_close_matches(str(path), list(known), 3)
+    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
+    return KeyError(f"step {step} has no leaf {path!r}{hint}")

@@ -5,9 +5,9 @@ The Checkpointer and the read-only view restore through this one piece of code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from pccheck.errors import (
     ContentError,
@@ -22,7 +22,7 @@ from pccheck.errors import (
 from pccheck.format import Record, SlotState
 from pccheck.leaves import ABSENT, KindTable
 from pccheck.reading.listing import Listing
-from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, read_record
+from pccheck.reading.reader import DEFAULT_THREADS, confirm, opened, read_manifest, read_record, under_any
 from pccheck.reading.reads import read_wanted
 from pccheck.reading.restored import Restored as Restored
 from pccheck.reading.restored import Skipped as Skipped
@@ -31,6 +31,8 @@ from pccheck.state.fit import Fit
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
+
+T = TypeVar("T")
 
 ATTEMPTS = 20
 LOCK_AFTER = 2  # lost races; from then on the slot is locked while it is read
@@ -117,7 +119,9 @@ def load_newest(
     passed: dict[tuple[int, int, int], Skipped] = {}
     for attempt in range(ATTEMPTS):
         listing = look()
-        wanted = _wanted(candidates(listing), step, where)
+        wanted = of_step(
+            candidates(listing), step, where, step_of=lambda c: c.record.step, abandoned=lambda c: c.abandoned
+        )
         first_error: ContentError | MediumError | None = None
         try:
             for candidate in wanted:
@@ -125,22 +129,24 @@ def load_newest(
                     continue
                 # By step, a slot must not be held: what it is refilled with may be of another step.
                 lock = attempt >= LOCK_AFTER and step is None
-                outcome = _load(candidate, open_medium, accept, threads, lock=lock)
-                if isinstance(outcome, Loaded):
-                    return _with_skipped(outcome, _unreadable(listing), passed.values())
-                if not fallback:
-                    raise outcome
-                first_error = first_error or outcome
-                name = ", ".join(candidate.names)
-                record = candidate.record
-                passed[record.identity] = Skipped(record.counter, record.step, name, str(outcome))
+                try:
+                    loaded = _load(candidate, open_medium, accept, threads, lock=lock)
+                except (DamagedError, FormatError, MediumError) as error:
+                    if not fallback:
+                        raise
+                    first_error = first_error or error
+                    name = ", ".join(candidate.names)
+                    record = candidate.record
+                    passed[record.identity] = Skipped(record.counter, record.step, name, str(error))
+                    continue
+                return replace(loaded, skipped=(*unreadable(listing), *newest_first(passed.values())))
         except ReusedError:
             continue
         if step is not None and first_error is not None:
             raise first_error
         if listing.moving:
             continue
-        skipped = (*_unreadable(listing), *_newest_first(passed.values()), *_left_behind(listing))
+        skipped = (*unreadable(listing), *newest_first(passed.values()), *_left_behind(listing))
         if skipped:
             raise NoValidCheckpointError(where, skipped)
         return None
@@ -184,47 +190,54 @@ def fitting(like: Any, kinds: KindTable = kind_of, *, partial: bool = False) -> 
     return accept
 
 
-def _wanted(found: list[Candidate], step: int | None, where: str) -> list[Candidate]:
-    offered = [c for c in found if not c.abandoned]
+def of_step(
+    found: Sequence[T], step: int | None, where: str, *, step_of: Callable[[T], int], abandoned: Callable[[T], bool]
+) -> list[T]:
+    """Give what may be restored of what was found, in its order; of one step, what is on abandoned branches last.
+
+    Args:
+        found: the checkpoints, newest first.
+        step: only those of this step; None = of any, but on no abandoned branch.
+        where: names the store in errors.
+        step_of, abandoned: say of one which step it is of, and whether a roll-back left it behind.
+
+    Raises:
+        StepNotFoundError: no checkpoint of `step` is there.
+    """
+    offered = [each for each in found if not abandoned(each)]
     if step is None:
         return offered
-    wanted = [c for c in found if c.record.step == step]
+    wanted = [each for each in found if step_of(each) == step]
     if not wanted:
-        raise StepNotFoundError(step, sorted({c.record.step for c in offered}), where)
-    return sorted(wanted, key=lambda c: c.abandoned)
+        raise StepNotFoundError(step, sorted({step_of(each) for each in offered}), where)
+    return sorted(wanted, key=abandoned)
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """Give what `attempt` gives; where a writer gave a slot to a newer checkpoint meanwhile, try it 20 times in all."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return attempt()
+        except ReusedError:
+            continue
+    return attempt()
 
 
 def _load(
-    candidate: Candidate,
-    open_medium: Callable[[str], Medium],
-    accept: Accept,
-    threads: int,
-    *,
-    lock: bool,
-) -> Loaded | DamagedError | FormatError | MediumError:
-    """Read one checkpoint under the first of its names that verifies; the first error if none does."""
-    first: DamagedError | FormatError | MediumError | None = None
-    for name in candidate.names:
-        try:
-            medium = open_medium(name)
-        except (FormatError, MediumError) as error:
-            if isinstance(error, MediumError) and isinstance(error.cause, FileNotFoundError):
-                raise ReusedError(f"{name} was removed while the store was being read; read again") from error
-            first = first or error
-            continue
-        try:
+    candidate: Candidate, open_medium: Callable[[str], Medium], accept: Accept, threads: int, *, lock: bool
+) -> Loaded:
+    """Read one checkpoint under the first of its names that verifies; raise the first error if none does."""
+
+    def load(name: str) -> Loaded:
+        with opened(open_medium, name) as medium:
             record = _hold(medium, candidate.record) if lock else candidate.record
             confirm(medium, record)
             manifest = read_manifest(medium, record)
             fit = accept(manifest)
             read, whole = read_wanted(medium, manifest, None if fit is None else fit.wants, threads=threads)
             return Loaded(record=record, name=name, manifest=manifest, read=read, whole=whole, fit=fit)
-        except (DamagedError, FormatError, MediumError) as error:
-            first = first or error
-        finally:
-            medium.close()
-    assert first is not None, "a candidate has at least one name"
-    return first
+
+    return under_any(candidate.names, load)
 
 
 def _hold(medium: Medium, record: Record) -> Record:
@@ -239,16 +252,12 @@ def _hold(medium: Medium, record: Record) -> Record:
     raise ReusedError(f"{medium.path} is being given to a newer checkpoint; read again")
 
 
-def _with_skipped(loaded: Loaded, unreadable: Iterable[Skipped], passed: Iterable[Skipped]) -> Loaded:
-    skipped = (*unreadable, *_newest_first(passed))
-    return replace(loaded, skipped=skipped)
-
-
-def _newest_first(passed: Iterable[Skipped]) -> list[Skipped]:
+def newest_first(passed: Iterable[Skipped]) -> list[Skipped]:
+    """Give what was passed over in its order; what no record tells the counter of, last."""
     return sorted(passed, key=lambda s: s.counter or 0, reverse=True)
 
 
-def _unreadable(listing: Listing) -> list[Skipped]:
+def unreadable(listing: Listing) -> list[Skipped]:
     """Give the files whose record cannot be believed: each may have been a checkpoint."""
     found = []
     for file in listing.files:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 from pccheck import format
-from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
+from pccheck.errors import ReusedError, UsageError
 from pccheck.format import Record
-from pccheck.reading.reader import DEFAULT_THREADS, confirm, read_manifest, verify
-from pccheck.reading.reads import read_wanted
+from pccheck.reading.reader import DEFAULT_THREADS, confirm, opened, read_manifest, under_any, verify
+from pccheck.reading.reads import no_such_leaf, read_wanted
 from pccheck.reading.restoring import Candidate, Loaded, Restored, assemble, fitting
 from pccheck.state.assembly import Builder
 from pccheck.state.fit import Want
@@ -58,12 +58,9 @@ class Checkpoint:
             MediumError: it cannot be read.
         """
         fit = fitting(like, partial=partial)(self._manifest)
-        medium = self._opened()
-        try:
-            wanted = None if fit is None else fit.wants
+        wanted = None if fit is None else fit.wants
+        with self._opened() as medium:
             read, whole = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
-        finally:
-            medium.close()
         loaded = Loaded(record=self._record, name=self.name, manifest=self._manifest, read=read, whole=whole, fit=fit)
         return assemble(loaded, like=like, partial=partial)
 
@@ -80,13 +77,10 @@ class Checkpoint:
         fit = fitting(like)(self._manifest)
         if fit is not None and any(want.spec.box is not None for want in fit.wants):
             raise UsageError("parts of arrays cannot be mapped; ask for whole arrays, or use state()")
-        medium, other = self._opened(), self._open(self.name)
-        try:
+        # The mapping has a descriptor of its own, and with it the lock.
+        with self._opened() as medium, opened(self._open, self.name) as other:
             payload = _map(medium, other, self._record, self._manifest)
             damages = verify(medium, self._record, self._manifest)
-        finally:
-            other.close()
-            medium.close()  # the mapping has a descriptor of its own, and with it the lock
         if damages:
             raise damages[0]
         leaves = self._manifest.leaves
@@ -112,32 +106,19 @@ class Checkpoint:
         known = {leaf.path: index for index, leaf in enumerate(self._manifest.leaves)}
         for path in paths:
             if path not in known:
-                near = difflib.get_close_matches(str(path), known, 3)
-                hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
-                raise KeyError(f"step {self.step} has no leaf {path!r}{hint}")
+                raise no_such_leaf(self.step, path, known)
         indices = [known[path] for path in paths]
-        medium = self._opened()
-        try:
-            wanted = [Want(i, None, self._manifest.leaves[i].spec()) for i in indices]
+        wanted = [Want(i, None, self._manifest.leaves[i].spec()) for i in indices]
+        with self._opened() as medium:
             read, _ = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
-        finally:
-            medium.close()
         builder = Builder(self._manifest, read, kind_of)
         return [builder.leaf(index) for index in indices]
 
-    def _opened(self) -> Medium:
-        try:
-            medium = self._open(self.name)
-        except MediumError as error:
-            if isinstance(error.cause, FileNotFoundError):
-                raise ReusedError(f"{self.name} was removed since it was looked at; look again") from error
-            raise
-        try:
+    @contextmanager
+    def _opened(self) -> Iterator[Medium]:
+        with opened(self._open, self.name) as medium:
             confirm(medium, self._record)
-        except BaseException:
-            medium.close()
-            raise
-        return medium
+            yield medium
 
 
 def _map(medium: Medium, other: Medium, record: Record, manifest: Manifest) -> memoryview:
@@ -156,27 +137,12 @@ def _map(medium: Medium, other: Medium, record: Record, manifest: Manifest) -> m
     return fileio.map_private(fileno, length, medium.path)[format.PAYLOAD_OFFSET :]
 
 
-def open_checkpoint(
-    open_medium: Callable[[str], Medium], candidate: Candidate
-) -> Checkpoint | ContentError | MediumError:
-    """Read a candidate's manifest under the first of its names that gives it, or give the first error."""
-    first: ContentError | MediumError | None = None
-    for name in candidate.names:
-        try:
-            medium = open_medium(name)
-        except (ContentError, MediumError) as error:
-            if isinstance(error, MediumError) and isinstance(error.cause, FileNotFoundError):
-                raise ReusedError(f"{name} was removed while the store was being read; read again") from error
-            first = first or error
-            continue
-        try:
+def open_checkpoint(open_medium: Callable[[str], Medium], candidate: Candidate) -> Checkpoint:
+    """Read a candidate's manifest under the first of its names that gives it, or raise the first error."""
+
+    def read(name: str) -> Checkpoint:
+        with opened(open_medium, name) as medium:
             confirm(medium, candidate.record)
             return Checkpoint(open_medium, name, candidate.record, read_manifest(medium, candidate.record))
-        except ReusedError:
-            raise
-        except (ContentError, MediumError) as error:
-            first = first or error
-        finally:
-            medium.close()
-    assert first is not None, "a candidate has at least one name"
-    return first
+
+    return under_any(candidate.names, read)

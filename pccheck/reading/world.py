@@ -7,6 +7,7 @@ sealed record of it; what only some ranks hold was never committed, or is of a s
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,13 +77,8 @@ class WorldCheckpoint:
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks whose stores do not hold it (the first 1,000 of them)."""
-        found = []
-        for rank in range(self.identity.world):
-            if rank not in self.members:
-                found.append(rank)
-                if len(found) == 1000:
-                    break
-        return tuple(found)
+        missing = (rank for rank in range(self.identity.world) if rank not in self.members)
+        return tuple(itertools.islice(missing, 1000))
 
     @property
     def complete(self) -> bool:

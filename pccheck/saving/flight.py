@@ -20,12 +20,13 @@ from pccheck.saving.captures import Capture, Captures
 from pccheck.saving.commit import commit, has_ended, take_back, why
 from pccheck.saving.notifier import Notifier
 from pccheck.saving.pipelines import Pipelines
-from pccheck.saving.reports import Reports
 from pccheck.saving.save import Launched, Outcome, Save, Underway
 from pccheck.saving.snapshot import Snapshots, Taken
-from pccheck.saving.stats import Stats
+from pccheck.saving.stats import Stats, begun, ended
+from pccheck.saving.unreported import Unreported
 from pccheck.saving.watch import Watches
 from pccheck.state.planner import Prepared
+from pccheck.store.slots import record_page
 from pccheck.store.store import Store
 
 _SLOT_ROUND = 64 * 1024
@@ -50,7 +51,7 @@ class Flight:
         self._notifier, self._at = notifier, at
         self.pipelines, self.snapshots = Pipelines(options), Snapshots(options)
         self.captures, self.watches = Captures(self.__repr__), Watches()
-        self.reports = Reports(raises=options.on_error == "raise")
+        self.unreported = Unreported(raises=options.on_error == "raise")
         # Guards what follows; nothing waits for a disk under it. Entered as a lock, which is one step: entering a
         # condition runs Python code, and a Ctrl-C within that has left it locked for ever (seen).
         self._state = threading.RLock()
@@ -66,42 +67,43 @@ class Flight:
     def _admit(self, save: Save, when_full: WhenFull) -> bool:
         """Wait for a place among the in_flight checkpoints; False = skipped; ClosedError after `close`.
 
-        Saves that end wake this up; what other ranks say is asked for. Without a limit, for `agree_timeout_s` at most.
+        A save that ends makes a place, and wakes this up; without a limit it is waited for as long as it takes. What
+        other ranks say may make one, too: it is asked for, without a limit for `agree_timeout_s` at most.
         """
         began = time.monotonic()
-        limit = 0.0 if when_full == "skip" else self._options.max_block_s
-        until_s = began + (self._options.agree_timeout_s if limit is None else limit)
-        over = False
-        while not over:
+        limit_s = 0.0 if when_full == "skip" else self._options.max_block_s
+        until_s = began + (self._options.agree_timeout_s if limit_s is None else limit_s)
+        while True:
             self._store.settling.await_places(self._options.in_flight, until_s, lambda: self._closed)
             with self._state:
-                left = max(0.0, until_s - time.monotonic())
-                look = min(left, _LOOK_S) if self._agreement.world > 1 else None if limit is None else left
-                if self._changed.wait_for(lambda: self._closed or self._has_place(), look):
+                left_s = until_s - time.monotonic()
+                look_s = None if limit_s is None else left_s
+                if self._agreement.world > 1:
+                    look_s = _LOOK_S if look_s is None else min(look_s, _LOOK_S)
+                if self._changed.wait_for(lambda: self._closed or self._has_place(), look_s):
                     self._enter(save, time.monotonic() - began)
                     return True
-                over = left <= 0 and (limit is not None or not self._running)
-        with self._state:
-            waited, running = time.monotonic() - began, len(self._running)
-            self._count(waited, skipped=1)
-        unsettled = self._agreement.unsettled
-        others = f", and {unsettled} waited for other ranks," if unsettled else ""
-        reason = f"{running} checkpoints were under way{others} for {waited:.3f} s"
-        self._agreement.report(save.counter, save.step, False, reason=f"it skipped this save: {reason}")
-        save.skip(reason)
-        self._notifier(Skipped(step=save.step, counter=save.counter, reason=reason))
+                if left_s <= 0 and (limit_s is not None or not self._running):
+                    break
+        self._skip(save, time.monotonic() - began)
         return False
 
     def _enter(self, save: Save, waited_s: float) -> None:
         if self._closed:
             raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
-        self._count(waited_s)
+        self._stats = begun(self._stats, waited_s)
         self._running[save.counter] = save
 
-    def _count(self, waited_s: float, skipped: int = 0) -> None:
-        had = self._stats
-        slot_wait_s = had.slot_wait_s + waited_s
-        self._stats = replace(had, saves=had.saves + 1, slot_wait_s=slot_wait_s, skipped=had.skipped + skipped)
+    def _skip(self, save: Save, waited_s: float) -> None:
+        with self._state:
+            running = len(self._running)
+            self._stats = begun(self._stats, waited_s, skipped=1)
+        unsettled = self._agreement.unsettled
+        others = f", and {unsettled} waited for other ranks," if unsettled else ""
+        reason = f"{running} checkpoints were under way{others} for {waited_s:.3f} s"
+        self._agreement.report(save.counter, save.step, False, reason=f"it skipped this save: {reason}")
+        save.skip(reason)
+        self._notifier(Skipped(step=save.step, counter=save.counter, reason=reason))
 
     def _has_place(self) -> bool:
         """Tell whether one more save may begin.
@@ -110,7 +112,7 @@ class Flight:
         under way they are at most in_flight + 1. One such still leaves in_flight places.
         """
         running, unsettled = len(self._running), self._agreement.unsettled
-        return running < self._options.in_flight and (running + unsettled <= self._options.in_flight or self._closed)
+        return running < self._options.in_flight and running + unsettled <= self._options.in_flight
 
     def refuse(self, save: Save, error: BaseException) -> None:
         """Tell the other ranks that a save was not begun here, so that none waits for it."""
@@ -152,10 +154,10 @@ class Flight:
             pipeline = self.pipelines.serve(prepared.payload_bytes, medium, devices)
             self._at("filling")
             taken = self._take(save, prepared)
-            prologue = format.pack_record(record).ljust(format.PAGE, b"\0")
             job = pipeline.submit(
-                prepared.layout, prepared.addresses, prepared.keep, medium, prologue=prologue, filler=taken.filler
-            )
+                prepared.layout, prepared.addresses, prepared.keep, medium, prologue=record_page(record),
+                filler=taken.filler,
+            )  # fmt: skip
             prepared.keep = None  # the job alone keeps the caller's arrays, and only until they are captured
             if taken.waits is not None:
                 self.captures.add(save.counter, Capture(job=job, waits=taken.waits, filler=taken.filler))
@@ -189,7 +191,7 @@ class Flight:
     def _end_watches(self) -> None:
         """Note what was changed so far of what is watched; from here on it may be."""
         for error in self.watches.check() if self.watches else ():
-            self.reports.note(-1, error)  # told by the next call that tells of any save
+            self.unreported.note(-1, error)  # told by the next call that tells of any save
 
     def _abort(self, save: Save, record: Record, job: Job | None) -> None:
         with self._state:
@@ -226,7 +228,7 @@ class Flight:
                 self.end(work.save, "failed", error, job=work.job, report=True)
             else:
                 self.end(work.save, outcome, None, job=work.job, report=True)
-            self._store.settling.await_places(self._options.in_flight + 1, 0.0, lambda: True)
+            self._store.settling.settle_late()
             del work
 
     def end(self, save: Save, outcome: Outcome, error: BaseException | None, *, job: Job | None, report: bool) -> None:
@@ -236,15 +238,9 @@ class Flight:
         sees nothing running, finds its outcome set.
         """
         with self._state:
-            stats = self._stats
-            self._stats = replace(stats, **{outcome: getattr(stats, outcome) + 1})
-            if job is not None:
-                done = job.stats()
-                self._stats = replace(
-                    self._stats, pool_wait_s=stats.pool_wait_s + done.pool_wait_s, retries=stats.retries + done.retries
-                )
+            self._stats = ended(self._stats, outcome, None if job is None else job.stats())
             if error is not None and report and save.report:
-                self.reports.note(save.counter, error)
+                self.unreported.note(save.counter, error)
         save.finish(outcome, error)
         if job is not None and job.wait_captured(0):
             self.captures.remove(save.counter)
@@ -262,7 +258,7 @@ class Flight:
         """
         waited = self.captures.wait(timeout_s, owner=owner)
         if self.watches:
-            self.reports.tell_now(self.watches.check(owner))
+            self.unreported.tell_now(self.watches.check(owner))
         return waited
 
     def await_snapshot(self, save: Save, launched: Launched) -> None:

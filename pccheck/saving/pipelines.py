@@ -77,6 +77,7 @@ class Pipelines:
         for job in self._filled:
             if not job.wait_captured(timeout_s):
                 raise DeadlineError(f"devices to copy to the pool for {job!r}", timeout_s)
+        self._filled = []
         while self._devices:
             for address, nbytes in _runs(*self.current.memory):
                 self._devices[-1].unregister(address, nbytes)

@@ -1,8 +1,11 @@
-"""What a Checkpointer did so far, in numbers (floor 2: imports nothing of pccheck)."""
+"""What a Checkpointer did so far, in numbers (floor 2: imports below)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from pccheck.pipeline.interface import JobStats
+from pccheck.saving.save import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +32,16 @@ class Stats:
     pool_wait_s: float = 0.0
     retries: int = 0
     pipeline: str = ""
+
+
+def begun(had: Stats, waited_s: float, *, skipped: int = 0) -> Stats:
+    """Count a save that was admitted, or skipped, after it had waited for a place."""
+    slot_wait_s = had.slot_wait_s + waited_s
+    return replace(had, saves=had.saves + 1, slot_wait_s=slot_wait_s, skipped=had.skipped + skipped)
+
+
+def ended(had: Stats, outcome: Outcome, job: JobStats | None) -> Stats:
+    """Count the end of an admitted save, and what its job did, where it had one."""
+    pool_wait_s, retries = (0.0, 0) if job is None else (job.pool_wait_s, job.retries)
+    counted = replace(had, pool_wait_s=had.pool_wait_s + pool_wait_s, retries=had.retries + retries)
+    return replace(counted, **{outcome: getattr(had, outcome) + 1})

@@ -1,4 +1,4 @@
-"""Which leaves are the same on all ranks, and who stores what of them (floor 0: imports errors, leaves, boxes, nodes).
+"""Which leaves are the same on all ranks, and who stores what of them (floor 0: imports errors, leaves, boxes, tree).
 
 Every rank computes the same division from the same shapes, so that ranks need not talk (FastPersist, arXiv 2406.13768,
 section 4.2); `Division.digest` is equal where they did.
@@ -16,7 +16,7 @@ import msgspec
 
 from pccheck.errors import OptionError, UsageError
 from pccheck.leaves import LeafKind, LeafSpec
-from pccheck.state import nodes, paths
+from pccheck.state import nodes, paths, tree
 from pccheck.state.boxes import Box, divide
 from pccheck.state.nodes import Node
 
@@ -70,16 +70,8 @@ def _has(node: Any, path: str) -> bool:
 
 
 def _children_of(node: Any) -> list[tuple[str, Any]]:
-    if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
-        found = [(paths.component(nodes.decode_key(key)), child) for key, child in node.items]
-        if isinstance(node, nodes.Ordered):
-            found += [(paths.attribute(nodes.decode_key(name)), child) for name, child in node.attributes]
-        return found
-    if isinstance(node, (nodes.Named, nodes.Data)):
-        return [(paths.component(name), child) for name, child in zip(node.fields, node.items, strict=True)]
-    if isinstance(node, (nodes.List, nodes.Tuple)):
-        return [(str(i), child) for i, child in enumerate(node.items)]
-    return []
+    attributes = node.attributes if isinstance(node, nodes.Ordered) else []
+    return tree.children_of(node) + [(paths.attribute(nodes.decode_key(name)), child) for name, child in attributes]
 
 
 @final
@@ -120,9 +112,8 @@ class Division:
             return spec, 0
         box, (_, _, rows) = self._mine[number], self._arrays[number]
         if box is None:
-            extra = {k: v for k, v in spec.extra.items() if k != "stride"}
             nothing = (0,) * len(spec.shape)
-            return replace(spec, nbytes=0, extra=extra, box=Box(nothing, nothing)), 0
+            return replace(spec, nbytes=0, extra=spec.extra_in_c_order, box=Box(nothing, nothing)), 0
         if not rows:
             return replace(spec, box=Box.whole(spec.shape)), 0
         row = spec.nbytes // spec.shape[0]
@@ -138,7 +129,7 @@ class Division:
             leaves: path, spec, and array of each leaf of the state.
         """
         shared = [
-            (path, spec.kind, spec.dtype, spec.shape, self._numbers.get(array))
+            (path, spec.kind, spec.dtype, spec.shape, self._numbers[array])
             for path, spec, array in leaves
             if array in self._numbers
         ]

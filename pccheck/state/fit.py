@@ -162,7 +162,7 @@ class _Matching:
             self._unexpected_node(node, paths.join(path, part, is_root=depth == 1), depth)
 
     def _unexpected_node(self, node: Any, path: str, depth: int) -> None:
-        children = list(_children_of_node(node))
+        children = list(tree.children_of(node))
         for part, child in children:
             self._unexpected_node(child, paths.join(path, part, is_root=False), depth + 1)
         if not children:
@@ -248,7 +248,7 @@ def part_of(spec: LeafSpec, stored: LeafSpec, box: Box | None) -> LeafSpec:
     if box is None:
         return replace(spec, box=None)
     nbytes = stored.nbytes * box.elements // elements if elements else 0
-    return replace(spec, box=box, nbytes=nbytes, extra={k: v for k, v in spec.extra.items() if k != "stride"})
+    return replace(spec, box=box, nbytes=nbytes, extra=spec.extra_in_c_order)
 
 
 _NOTHING: Any = object()
@@ -277,16 +277,6 @@ def children_of(like: Any) -> Any:
         return ((str(i), child) for i, child in enumerate(like))
     if form in ("namedtuple", "dataclass"):
         return ((paths.component(n), getattr(like, n, None)) for n in field_names(type(like)))
-    return ()
-
-
-def _children_of_node(node: Any) -> Any:
-    if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
-        return ((paths.component(nodes.decode_key(k)), child) for k, child in node.items)
-    if isinstance(node, (nodes.Named, nodes.Data)):
-        return ((paths.component(n), child) for n, child in zip(node.fields, node.items, strict=True))
-    if isinstance(node, (nodes.List, nodes.Tuple)):
-        return ((str(i), child) for i, child in enumerate(node.items))
     return ()
 
 

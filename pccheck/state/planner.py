@@ -73,11 +73,6 @@ class Prepared:
     _table: LeafTable = field(repr=False)
     _parts: Mapping[str, msgspec.Raw] = field(repr=False)
 
-    @property
-    def unowned_chunks(self) -> int:
-        """How many leading chunks hold all that nobody promises to wait for."""
-        return self.unowned.chunks
-
     def chunks_of(self, pieces: Sequence[int] | NDArray[np.intp]) -> int:
         """Give how many leading chunks, once captured, free all of these pieces."""
         return self._table.pieces.chunks_of(pieces)
@@ -85,10 +80,6 @@ class Prepared:
     def smallest(self, pieces: PieceSet, nbytes: int) -> tuple[PieceSet, int]:
         """Give the smallest of some pieces, together at most `nbytes`, and the leading chunks that hold the others."""
         return self._table.pieces.smallest(pieces, nbytes)
-
-    def copy_unowned(self, copier: Copier) -> int:
-        """Copy aside what nobody promises to wait for; see `copy_aside`."""
-        return self.copy_aside(self.unowned, copier)
 
     def copy_aside(self, pieces: PieceSet, copier: Copier, room: int | None = None) -> int:
         """Copy pieces within their own kind of memory, and let them be captured from there; before `filler.begin()`.

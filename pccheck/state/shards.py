@@ -165,7 +165,7 @@ class ShardKind(LeafKind):
         return self.inner.adopt(spec, dtype)
 
     def _part(self, value: Shard, spec: LeafSpec) -> LeafSpec:
-        box, extra = Box(value.offsets, spec.shape), {k: v for k, v in spec.extra.items() if k != "stride"}
+        box, extra = Box(value.offsets, spec.shape), spec.extra_in_c_order
         if spec.box is not None or not self.inner.divisible(replace(spec, extra=extra)):
             raise _refused(value, "it is no plain array of its own; store it without the Shard")
         if not box.fits(value.shape):  # an array may change its shape in place

@@ -222,6 +222,20 @@ def check(skeleton: Node, leaf_count: int) -> None:
         raise FormatError(f"the tree does not name its {leaf_count} leaves in order, each once")
 
 
+def children_of(node: Any) -> list[tuple[str, Any]]:
+    """Give what is in a container of a skeleton, with the component of its path; nothing for a leaf or value.
+
+    The attributes of an OrderedDict are left out.
+    """
+    if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
+        return [(paths.component(nodes.decode_key(key)), child) for key, child in node.items]
+    if isinstance(node, (nodes.Named, nodes.Data)):
+        return [(paths.component(name), child) for name, child in zip(node.fields, node.items, strict=True)]
+    if isinstance(node, (nodes.List, nodes.Tuple)):
+        return [(str(i), child) for i, child in enumerate(node.items)]
+    return []
+
+
 class _Together:
     def __init__(self, leaf: Callable[[int], Any]) -> None:
         self.leaf = leaf

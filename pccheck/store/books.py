@@ -45,7 +45,7 @@ class Books:
     def durable_entries(self) -> list[Entry]:
         """Give what is durable on all ranks and can be restored from slots, newest first."""
         with self.lock:
-            return [e for e in self.ledger.whole() if e.counter <= self.agreed and not e.pending]
+            return self.ledger.durable(self.agreed)
 
     def published(self) -> Entry | None:
         """Give the slot that the word names."""

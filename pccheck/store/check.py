@@ -13,6 +13,24 @@ from pccheck.format import Abandoned, Record
 from pccheck.storage.volume import CheckPage
 
 
+def write_abandoned(page: CheckPage, abandoned: Abandoned) -> None:
+    """Write what roll-backs left behind, durably.
+
+    One copy after the other, the older one first: a crash leaves at least one of them whole, and damage to one of
+    them later does not undo a roll-back.
+    """
+    packed = format.pack_abandoned(abandoned)
+    first = abandoned.sequence % 2
+    for copy in (first, 1 - first):
+        page.write(format.ABANDONED_OFFSETS[copy], packed)
+        page.sync()
+
+
+def believed(number: int) -> int:
+    """Give a counter or an incarnation as CHECK has it; 0 where a flipped high bit would use up all that there are."""
+    return number if number < format.MAX_COUNTER // 2 else 0
+
+
 class Check:
     """The mapped CHECK of one store. Not thread-safe: the store's lock guards it.
 
@@ -84,16 +102,8 @@ class Check:
             self._page.store(format.PEER_ADDR_OFFSET, word)
 
     def abandon(self, abandoned: Abandoned) -> None:
-        """Set what is left behind, durably.
-
-        One copy after the other, the older one first: a crash leaves at least one of them whole, and damage to one of
-        them later does not undo a roll-back.
-        """
-        page = format.pack_abandoned(abandoned)
-        first = abandoned.sequence % 2
-        for copy in (first, 1 - first):
-            self._page.write(format.ABANDONED_OFFSETS[copy], page)
-            self._page.sync()
+        """Set what is left behind, durably."""
+        write_abandoned(self._page, abandoned)
         self.abandoned = abandoned
 
     def sync(self) -> None:

@@ -116,8 +116,7 @@ class History:
                 r.counter for r in doomed.values()
             }:
                 return
-            durable = (e for e in books.ledger.whole() if e.counter <= books.agreed and not e.pending)
-            left = next((e for e in durable if e.slot not in doomed), None)
+            left = next((e for e in books.ledger.durable(books.agreed) if e.slot not in doomed), None)
             word = left.record.word if left and left.record else format.NO_WORD
             if published and published.slot in doomed:
                 books.check.point_at(word)

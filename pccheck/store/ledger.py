@@ -128,6 +128,10 @@ class Ledger:
         """Give what can be restored, newest first."""
         return sorted((e for e in self.entries() if e.whole), key=lambda e: -e.counter)
 
+    def durable(self, agreed: int) -> list[Entry]:
+        """Give what can be restored and all ranks hold, the newest of which is `agreed`; newest first."""
+        return [e for e in self.whole() if e.counter <= agreed and not e.pending]
+
     def add(self, slot: int) -> None:
         """Enter a new, free slot."""
         if slot in self._entries:

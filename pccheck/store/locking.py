@@ -13,6 +13,7 @@ from pathlib import Path
 from pccheck import format
 from pccheck.errors import MediumError, StoreTaken
 from pccheck.storage.volume import CheckPage, Volume
+from pccheck.store.check import believed
 
 _HOLDER = re.compile(r"pid (\d+), parent (\d+), boot (\S+), host (.+)")
 
@@ -49,8 +50,8 @@ def fence_out(check: CheckPage) -> None:
     went on meanwhile, and gave away the slots of what all had just said to hold (seen). A store that was never opened
     stays so, since that tells one that was lost (see worlds).
     """
-    incarnation = check.load(format.INCARNATION_OFFSET)
-    if 0 < incarnation < format.MAX_COUNTER // 2:
+    incarnation = believed(check.load(format.INCARNATION_OFFSET))
+    if incarnation:
         check.store(format.INCARNATION_OFFSET, incarnation + 1)
         check.sync()
 

@@ -20,6 +20,7 @@ from pccheck.reading.places import rank_stores
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import CheckPage
 from pccheck.storage.whole import remove_empty
+from pccheck.store.check import believed
 from pccheck.store.locking import describe_self, fence_out, take_lock
 
 
@@ -50,12 +51,15 @@ class Neighbours:
         found = {(FLAT if path == self.root else rank): path for rank, path in rank_stores(self.root)}
         return {rank: path for rank, path in found.items() if path != own}
 
+    def _is_of_this_job(self, rank: int) -> bool:
+        return self._world > 1 and 0 <= rank < self._world
+
     def take(self, timeout_s: float) -> None:
         """On rank 0, lock every store that is no rank's of this job; raises StoreTaken where another process has it."""
         if self._rank != 0:
             return
         for rank, path in self.stores().items():
-            if rank in self._taken or (self._world > 1 and 0 <= rank < self._world):
+            if rank in self._taken or self._is_of_this_job(rank):
                 continue
             volume = Directory(path, create=False, write=True)
             try:
@@ -80,7 +84,7 @@ class Neighbours:
             try:
                 volume = Directory(path, create=False, write=False)
                 try:
-                    told = self._world > 1 and 0 <= rank < self._world
+                    told = self._is_of_this_job(rank)
                     listing = Listing(check=read_check(volume), files=()) if told else list_store(volume)
                     found.append(holding(listing, rank))
                 finally:
@@ -151,12 +155,10 @@ def holding(listing: Listing, rank: int) -> Holding:
     mine = [r for r in records.values() if flat or (r.rank == rank and r.world > 1)]
     assert check is not None, "a folder was listed, not a file"
     every = [f.record for f in listing.files if f.record is not None]
-    sane = format.MAX_COUNTER // 2
-    numbers = (check.incarnation, max(check.last_counter, format.word_counter(check.word)))
-    incarnation, counter = (n if n < sane else 0 for n in numbers)
+    last = max(check.last_counter, format.word_counter(check.word))
     return Holding(
         rank=rank, store_id=check.store_id.hex() if check.store_id else "",
         sealed=tuple(Sealed(*r.identity, 1 if flat else r.world) for r in mine), abandoned=check.abandoned.ranges,
-        incarnation=max([incarnation, *(r.incarnation for r in every)]),
-        counter=max([counter, *(r.counter for r in every)]), agreed=format.word_counter(check.peer_word),
+        incarnation=max([believed(check.incarnation), *(r.incarnation for r in every)]),
+        counter=max([believed(last), *(r.counter for r in every)]), agreed=format.word_counter(check.peer_word),
     )  # fmt: skip

@@ -21,9 +21,11 @@ from pccheck.ranks.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
+from pccheck.store.check import believed, write_abandoned
 from pccheck.store.ledger import Ledger
 from pccheck.store.locking import describe_self, fence_out, take_lock
 from pccheck.store.neighbours import Neighbours
+from pccheck.store.slots import record_page
 
 
 @dataclass(kw_only=True)
@@ -153,7 +155,7 @@ def _withdraw(volume: Volume, found: _Found, opening: Opening) -> None:
     newest = opening.newest.counter if opening.newest else 0
     for slot, record in list(found.sealed.items()):
         if not opening.holds(Sealed(*record.identity, record.world)):
-            page = format.pack_record(replace(record, state=SlotState.WITHDRAWN)).ljust(format.PAGE, b"\0")
+            page = record_page(replace(record, state=SlotState.WITHDRAWN))
             found.media[slot].write_from(memoryview(page), 0)
             found.media[slot].sync()
             del found.sealed[slot]
@@ -208,10 +210,7 @@ def _abandoned(found: _Found, opening: Opening) -> Abandoned:
     if opening.abandoned == found.abandoned.ranges:
         return known
     every = Abandoned(sequence=found.abandoned.sequence + 1, ranges=opening.abandoned).pruned(counters)
-    page = format.pack_abandoned(every)
-    for copy in (every.sequence % 2, 1 - every.sequence % 2):  # as `Check.abandon`: one of them is whole after a crash
-        found.check.write(format.ABANDONED_OFFSETS[copy], page)
-        found.check.sync()
+    write_abandoned(found.check, every)
     return every
 
 
@@ -291,9 +290,7 @@ def _warn_of_loss(check: CheckPage, volume: Volume, sealed: dict[int, Record], d
 def _last(check: CheckPage, records: list[Record]) -> tuple[int, int]:
     """Give the greatest incarnation and counter that were ever used here."""
     last = max(check.load(format.LAST_COUNTER_OFFSET), format.word_counter(check.load(format.CHECK_ADDR_OFFSET)))
-    incarnation = check.load(format.INCARNATION_OFFSET)
-    sane = format.MAX_COUNTER // 2  # a flipped high bit in CHECK must not use up the counters
     return (
-        max([incarnation if incarnation < sane else 0, *(r.incarnation for r in records)]),
-        max([last if last < sane else 0, *(r.counter for r in records)]),
+        max([believed(check.load(format.INCARNATION_OFFSET)), *(r.incarnation for r in records)]),
+        max([believed(last), *(r.counter for r in records)]),
     )

@@ -67,7 +67,7 @@ class Settling:
                 text = f"the slot of counter {counter}, which not all ranks hold, could not be freed: {error}"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
 
-    def await_places(self, most: int, until_s: float | None, over: Callable[[], bool]) -> None:
+    def await_places(self, most: int, until_s: float, over: Callable[[], bool]) -> None:
         """Settle what is known of by now, and wait for other ranks while more than `most` are not settled.
 
         Args:
@@ -77,7 +77,7 @@ class Settling:
         """
         while self._agreement.unsettled:
             self.settle_late()
-            left_s = _LOOK_S if until_s is None else min(_LOOK_S, until_s - time.monotonic())
+            left_s = min(_LOOK_S, until_s - time.monotonic())
             if self._agreement.unsettled <= most or self._agreement.lost or left_s <= 0 or over():
                 return
             self._agreement.await_settled(left_s)

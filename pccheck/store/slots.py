@@ -12,6 +12,11 @@ from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 
 
+def record_page(record: Record) -> bytes:
+    """Give the first page of a slot."""
+    return format.pack_record(record).ljust(format.PAGE, b"\0")
+
+
 class Slots:
     """Open slot files by number. Reads are thread-safe; the store serialises what makes, replaces or removes files."""
 
@@ -117,8 +122,7 @@ class Slots:
 
     def write_record(self, record: Record) -> None:
         """Write a slot's record."""
-        page = format.pack_record(record).ljust(format.PAGE, b"\0")
-        self[record.slot].write_from(memoryview(page), 0)
+        self[record.slot].write_from(memoryview(record_page(record)), 0)
 
     def close(self) -> None:
         """Close all files."""

@@ -209,10 +209,6 @@ class Store:
             for slot in made:
                 self.books.ledger.add(slot)
 
-    def _whole(self) -> list[Entry]:
-        with self.books.lock:
-            return self.books.ledger.whole()
-
     def _verified(self, entry: Entry) -> bool:
         assert entry.record is not None
         try:

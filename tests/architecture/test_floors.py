@@ -15,7 +15,7 @@ FLOORS = {
     | {"reading.outline", "reading.world", "reading.loading", "reading.reads", "reading.gathering"}
     | {"reading.restored", "reading.committed", "reading.members"}
     | {"saving.commit", "saving.save", "saving.flight", "saving.notifier", "saving.captures", "saving.ordering"}
-    | {"saving.pipelines", "saving.shadow", "saving.snapshot", "saving.stats", "saving.watch", "saving.reports"}
+    | {"saving.pipelines", "saving.shadow", "saving.snapshot", "saving.stats", "saving.watch", "saving.unreported"}
     | {"lifetime"}
     | {"reading.reader", "reading.chunks", "reading.listing", "reading.places", "reading.restoring", "reading.stored"}
     | {"pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from pccheck.testing.scenario import fingerprint, make_state
 
 TRAINER = Path(__file__).with_name("trainer.py")
 DEADLINE_S = 60.0
+POINTS = [
+    "filling", "captured", "written", "data-synced", "sealed", "record-synced", "published", "word-synced", "reported",
+    "agreed", "released",
+]  # fmt: skip
 
 
 @dataclass
@@ -44,35 +49,54 @@ class Told:
 
 
 class Server:
-    """Forks trainers; each is a process of its own that was never anything else."""
+    """Forks trainers; each is a process of its own that was never anything else.
 
-    def __init__(self) -> None:
+    Args:
+        script: forks them for each JSON line of options, if it is called with "serve".
+        deadline_s: for one such line; then it is killed.
+    """
+
+    def __init__(self, script: Path = TRAINER, deadline_s: float = DEADLINE_S) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(TRAINER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self.deadline_s = deadline_s
 
-    def train(self, told: Told, on_line: Callable[[str, list[str]], None] | None = None, **options: object) -> int:
-        """Run one trainer to its end and give its exit status."""
+    def ask(self, options: dict[str, object], hear: Callable[[str], bool]) -> None:
+        """Have it do what the options say; `hear` gets each line that is told, and gives False for the last one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(options) + "\n")
         self.process.stdin.flush()
-        told.exit = None
-        watchdog = threading.Timer(DEADLINE_S, self.process.kill)
+        last: deque[str] = deque(maxlen=5)
+        watchdog = threading.Timer(self.deadline_s, self.process.kill)
         watchdog.start()
         try:
-            while told.exit is None:
+            while True:
                 line = self.process.stdout.readline()
-                assert line, f"the trainer and its server ended: {told.lines[-5:]}"
-                told.hear(line, on_line)
+                assert line, f"the server and what it had forked ended: {list(last)}"
+                last.append(line)
+                if not hear(line):
+                    return
         finally:
             watchdog.cancel()
+
+    def train(self, told: Told, on_line: Callable[[str, list[str]], None] | None = None, **options: object) -> int:
+        """Run one trainer to its end and give its exit status."""
+
+        def hear(line: str) -> bool:
+            told.hear(line, on_line)
+            return told.exit is None
+
+        told.exit = None
+        self.ask(options, hear)
+        assert told.exit is not None
         return told.exit
 
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(DEADLINE_S)
+        self.process.wait(self.deadline_s)
         assert self.process.stdout is not None
         self.process.stdout.close()
 

@@ -11,12 +11,8 @@ import threading
 
 import pytest
 
-from tests.crash.processes import Server, Told, check_what_is_left, torch_trainer, wait_for
+from tests.crash.processes import POINTS, Server, Told, check_what_is_left, torch_trainer, wait_for
 
-POINTS = [
-    "filling", "captured", "written", "data-synced", "sealed", "record-synced",
-    "published", "word-synced", "reported", "agreed", "released",
-]  # fmt: skip
 KILLED = -signal.SIGKILL
 
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from pccheck.audit import audit
+from tests.crash.processes import POINTS, Server
 
 TRAINER = Path(__file__).with_name("rank_trainer.py")
-DEADLINE_S = 120.0
-POINTS = [
-    "filling", "captured", "written", "data-synced", "sealed", "record-synced", "published", "word-synced", "reported",
-    "agreed", "released",
-]  # fmt: skip
 
 
 @dataclass
@@ -54,31 +46,17 @@ class Told:
         return True
 
 
-class Server:
+class Ranks:
     """Starts all ranks of a job, again and again."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(TRAINER), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.server = Server(TRAINER, deadline_s=120.0)
 
     def live(self, told: Told, directory: Path, world: int, **options: object) -> None:
         """Run one life of a job, and hold what it restored against what was told before."""
         due = told.durable
         told.restored, told.exits, told.failed, told.committed = {}, {}, {}, {}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        line = json.dumps({"directory": str(directory), "world": world, "victims": [], **options})
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        watchdog = threading.Timer(DEADLINE_S, self.process.kill)
-        watchdog.start()
-        try:
-            while told.hear(self.process.stdout.readline() or "over"):
-                pass
-        finally:
-            watchdog.cancel()
-        assert self.process.poll() is None, "the server of the ranks ended"
+        self.server.ask({"directory": str(directory), "world": world, "victims": [], **options}, told.hear)
         found = set(told.restored.values())
         assert len(found) <= world
         steps = {None if f is None else f[:2] for f in found}
@@ -89,19 +67,12 @@ class Server:
                 saved = [told.saving[key] for key in told.saving if key[1] == one[1]]
                 assert one[2] in saved, f"rank {rank} restored what nobody saved"
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(DEADLINE_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
 
 @pytest.fixture(scope="module")
-def server():
-    server = Server()
-    yield server
-    server.close()
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    ranks.server.close()
 
 
 def check_no_damage(root: Path) -> None:
@@ -113,61 +84,61 @@ def check_no_damage(root: Path) -> None:
     ("in_flight", "keep"),
     [(2, 1), pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
 )
-def test_killed_at_every_point(server, tmp_path, victims, in_flight, keep):
+def test_killed_at_every_point(ranks, tmp_path, victims, in_flight, keep):
     """One root, its job killed at each point in turn, each time at another save."""
     told = Told()
     for number, point in enumerate(POINTS):
         nth = 1 + number % 3
-        server.live(told, tmp_path, 3, point=point, nth=nth, victims=victims, in_flight=in_flight, keep=keep)
+        ranks.live(told, tmp_path, 3, point=point, nth=nth, victims=victims, in_flight=in_flight, keep=keep)
         assert any(told.exits[v] for v in victims), f"nobody was killed at {point}: {told.exits}"
         check_no_damage(tmp_path)
-    server.live(told, tmp_path, 3, saves=2, leave=True)
+    ranks.live(told, tmp_path, 3, saves=2, leave=True)
     assert told.exits == {0: 0, 1: 0, 2: 0}
     assert set(told.restored) == {0, 1, 2}
     assert told.durable
 
 
-def test_killed_at_the_very_first_save(server, tmp_path):
+def test_killed_at_the_very_first_save(ranks, tmp_path):
     for point in ("filling", "sealed", "published", "reported", "agreed"):
         told, root = Told(), tmp_path / point
-        server.live(told, root, 2, point=point, victims=[1], in_flight=1)
-        server.live(told, root, 2, saves=1, leave=True)
+        ranks.live(told, root, 2, point=point, victims=[1], in_flight=1)
+        ranks.live(told, root, 2, saves=1, leave=True)
         assert told.exits == {0: 0, 1: 0}
 
 
-def test_killed_while_pinning(server, tmp_path):
+def test_killed_while_pinning(ranks, tmp_path):
     told = Told()
     for nth in (1, 2):
-        server.live(told, tmp_path, 2, point="pinned", nth=nth, victims=[1], keep_every=2)
-    server.live(told, tmp_path, 2, saves=2, leave=True)
+        ranks.live(told, tmp_path, 2, point="pinned", nth=nth, victims=[1], keep_every=2)
+    ranks.live(told, tmp_path, 2, saves=2, leave=True)
     assert told.exits == {0: 0, 1: 0}
 
 
-def test_killed_and_started_again_with_another_number_of_ranks(server, tmp_path):
+def test_killed_and_started_again_with_another_number_of_ranks(ranks, tmp_path):
     told, rnd = Told(), random.Random(3)
     for world in (3, 2, 4, 1, 3):
         point, nth = rnd.choice(POINTS), rnd.randint(2, 4)
-        server.live(told, tmp_path, world, point=point, nth=nth, victims=[world - 1])
-    server.live(told, tmp_path, 2, saves=3, leave=True)
+        ranks.live(told, tmp_path, world, point=point, nth=nth, victims=[world - 1])
+    ranks.live(told, tmp_path, 2, saves=3, leave=True)
     assert told.exits == {0: 0, 1: 0}
     assert not (tmp_path / "rank-00002").exists()
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(server, tmp_path):
+def test_killed_at_random_moments(ranks, tmp_path):
     told, rnd = Told(), random.Random(5)
     for _ in range(40):
         victims = rnd.choice([[0], [1], [2], [0, 1, 2]])
         options = {"point": rnd.choice(POINTS), "nth": rnd.randint(1, 6), "in_flight": rnd.choice([1, 2, 3])}
-        server.live(told, tmp_path, 3, victims=victims, **options)
-    server.live(told, tmp_path, 3, saves=2, leave=True)
+        ranks.live(told, tmp_path, 3, victims=victims, **options)
+    ranks.live(told, tmp_path, 3, saves=2, leave=True)
     assert told.exits == {0: 0, 1: 0, 2: 0}
 
 
-def test_a_rank_that_sleeps_for_ever_is_named_and_the_next_steps_commit(server, tmp_path):
+def test_a_rank_that_sleeps_for_ever_is_named_and_the_next_steps_commit(ranks, tmp_path):
     """Case 32: four ranks, of which one never ends one save: the others say so in time, and commit what comes after."""
     told = Told()
-    server.live(
+    ranks.live(
         told, tmp_path, 4, saves=5, point="sealed", nth=2, victims=[2], sleep=True, agree_timeout_s=2.0, in_flight=2
     )  # fmt: skip
     slept = set.intersection(*(set(told.failed.get(r, {})) for r in (0, 1, 3)))
@@ -177,5 +148,5 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_the_next_steps_commit(server, 
         assert told.failed[rank][step] == ["RankTimeoutError", "2"]
         assert 4 in told.committed[rank]
         assert step not in told.committed[rank]
-    server.live(told, tmp_path, 4, saves=1, leave=True)
+    ranks.live(told, tmp_path, 4, saves=1, leave=True)
     assert {one[1] for one in told.restored.values()} == {4}

@@ -308,7 +308,7 @@ class Job:
     def withdraw(self, rank: Rank, slot: int) -> None:
         ledger, entry = rank.ledger, rank.ledger[slot]
         if entry.state is State.PUBLISHED:
-            left = [e for e in ledger.whole() if e.counter <= rank.agreed and not e.pending and e.slot != slot]
+            left = [e for e in ledger.durable(rank.agreed) if e.slot != slot]
             ledger.publish(left[0].slot) if left else ledger.demote()
         rank.disk.slots[slot] = replace(rank.disk.slots[slot], state=SlotState.WITHDRAWN)
         ledger.release(slot)

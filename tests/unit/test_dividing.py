@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 from dataclasses import replace
 from typing import final
 
@@ -20,21 +19,9 @@ from pccheck.state.kinds import kind_of
 from pccheck.state.numpy_leaves import NumpyKind
 from pccheck.state.planner import Planner
 from pccheck.state.shards import Shard
+from tests.unit.captured import stored_by
 
 CHUNK = 4096
-
-
-def stored_by(prepared):
-    """Give {path: (entry, stored bytes)} as a pipeline and a reader see them."""
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
-    digests = bytes(16 * len(prepared.layout.chunks))
-    found = manifest.decode(
-        prepared.encode_manifest(counter=1, incarnation=1, rank=0, world=9, base=0, digests=digests)
-    )
-    return {e.path: (e, bytes(space[e.offset : e.offset + e.nbytes])) for e in found.leaves}
 
 
 def saved(state, world, replicated, planners=None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from pccheck.state.fit import Mismatch
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference, same
+from tests.unit.captured import space_of
 
 
 class Point(NamedTuple):
@@ -43,10 +43,7 @@ class Open:
 def restored(state, like, partial=False):
     """Save a state and restore it into `like`: (state, mismatches, indices of the leaves that were read)."""
     prepared = Planner(kind_of, 4096).prepare(state, step=1)
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
+    space = space_of(prepared)
     digests = bytes(16 * len(prepared.layout.chunks))
     data = prepared.encode_manifest(counter=1, incarnation=1, rank=0, world=1, base=0, digests=digests)
     found, read = manifest.decode(data), []

@@ -85,7 +85,7 @@ def test_every_piece_has_the_owner_of_its_leaves():
     index = list(prepared.piece_paths).index("free")
     assert prepared.unowned.host.tolist() == [index]
     assert prepared.unowned.total_bytes == free.nbytes
-    assert prepared.unowned_chunks == (pieces[index].offset + free.nbytes - 1) // CHUNK + 1
+    assert prepared.unowned.chunks == (pieces[index].offset + free.nbytes - 1) // CHUNK + 1
 
 
 def test_a_piece_of_tied_leaves_is_owned_by_who_owns_them_all():
@@ -126,7 +126,7 @@ def test_without_a_guard_nobody_owns_anything():
     assert prepared.owners is None
     assert prepared.owned_chunks == {}
     assert prepared.unowned is prepared.changeable
-    assert prepared.unowned_chunks == 4
+    assert prepared.unowned.chunks == 4
 
 
 # -- copied aside ----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_what_nobody_owns_is_copied_aside_and_captured_from_there():
     prepared = Planner(kind_of, CHUNK).prepare(state, step=1, guard=Owners({0: [owned]}))
     before = np.array(prepared.addresses)
     expected = free.tobytes()
-    assert prepared.copy_unowned(copier) == 0
+    assert prepared.copy_aside(prepared.unowned, copier) == 0
     changed = before != np.array(prepared.addresses)
     assert changed.tolist() == [path == "free" for path in prepared.piece_paths], "stable and owned ones stay"
     free[:] = -1
@@ -167,11 +167,11 @@ def test_the_smallest_pieces_that_fit_are_found():
     prepared = Planner(kind_of, CHUNK).prepare(state, step=1)
     chosen, chunks = prepared.smallest(prepared.unowned, 400)
     assert [prepared.piece_paths[i] for i in chosen.host] == ["a", "b"]
-    assert chunks == prepared.unowned_chunks
+    assert chunks == prepared.unowned.chunks
     every, chunks = prepared.smallest(prepared.unowned, 1 << 20)
     assert (every.host.tolist(), chunks) == (prepared.unowned.host.tolist(), 0)
     nothing, chunks = prepared.smallest(prepared.unowned, 10)
-    assert (nothing.total_bytes, nothing.chunks, chunks) == (0, 0, prepared.unowned_chunks)
+    assert (nothing.total_bytes, nothing.chunks, chunks) == (0, 0, prepared.unowned.chunks)
 
 
 # -- devices ---------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_leaves_on_devices_are_owned_and_shadowed():
     assert [prepared.piece_paths[i] for i in prepared.unowned.device] == ["c"]
     assert (prepared.unowned.device_bytes, prepared.unowned.host_bytes) == (400, 3200)
     expected = {path: array_in(state[path]).tobytes() for path in ("a", "b", "c", "host")}
-    assert prepared.copy_unowned(copier) == 0
+    assert prepared.copy_aside(prepared.unowned, copier) == 0
     for path in ("c", "host"):
         array_in(state[path])[:] = -1
     prepared.filler.begin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from pccheck.state.boxes import Box
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import MAX_METADATA_BYTES, ChunkEntry, LeafEntry, Manifest, encode_metadata
 from pccheck.state.planner import Planner
+from tests.unit.captured import space_of
 
 STATE = {
     "a": np.arange(3000, dtype="<f4"), "p": [np.zeros((2, 0)), {"x": (1, -0.0, None)}, b"bytes", "text" * 2000],
@@ -32,10 +32,7 @@ STATE["tied"] = STATE["a"]
 def written(state=STATE, **about):
     """Give the manifest's bytes and the byte space."""
     prepared = Planner(kind_of, 4096).prepare(state, step=5, metadata=about.pop("metadata", {"loss": 0.5}))
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
+    space = space_of(prepared)
     digests = bytes(range(16)) * len(prepared.layout.chunks)
     known = {"counter": 7, "incarnation": 2, "rank": 0, "world": 1, "base": 3, "digests": digests} | about
     return prepared.encode_manifest(**known), space

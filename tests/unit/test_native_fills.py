@@ -5,6 +5,7 @@ What both pipelines must do is in tests/conformance.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -21,7 +22,7 @@ from pccheck.pipeline import fills
 from pccheck.pipeline.native import NativePipeline
 from pccheck.state.plan import lay_out
 from pccheck.storage.memory import MemoryMedium
-from pccheck.testing.late_device import LateDevice, LateFiller
+from pccheck.testing.late_device import LateFiller, late_device, submit
 from pccheck.testing.states import check_file, make_state
 
 PAGE = 4096
@@ -40,9 +41,8 @@ def threads():
 @pytest.fixture
 def device():
     """Give a device whose copies come late."""
-    device = LateDevice()
-    yield device
-    device.close()
+    with late_device() as device:
+        yield device
 
 
 class Raw:
@@ -61,8 +61,6 @@ class Raw:
 
 def fill(job, state):
     """Take the next chunk and copy to it; gives its index."""
-    import ctypes
-
     chunk, address, nbytes = job.take_fill(LONG_S)
     assert nbytes == CHUNK
     ctypes.memmove(address, state.arrays[chunk].ctypes.data, nbytes)
@@ -146,10 +144,6 @@ def test_layouts_that_contradict_themselves_are_refused():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="contradict"):
             _native.Layout(*tables)
-
-
-def submit(pipeline, state, filler, medium):
-    return pipeline.submit(state.layout, filler.addresses, state.arrays, medium, filler=filler)
 
 
 def test_layouts_may_change_from_job_to_job():

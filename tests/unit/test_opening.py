@@ -131,15 +131,8 @@ def test_opening_what_is_no_directory(tmp_path):
         open_(tmp_path / "file")
 
 
-def test_a_file_system_without_locks_is_said_and_fenced(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_is_said_and_fenced(tmp_path, no_locks):
     """There the incarnation alone keeps writers apart: whoever opens last has the store."""
-    import errno
-    import fcntl
-
-    def no_locks(fd, how):
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.warns(RuntimeWarning, match="fences"):
         first = open_(tmp_path)
     first.save(1, {"by": "first"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 import weakref
@@ -20,19 +19,11 @@ from pccheck.state.forms import SMALL_BYTES
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference, same
+from tests.unit.captured import space_of
 
 
 def planner(chunk_bytes=4096):
     return Planner(kind_of, chunk_bytes)
-
-
-def space_of(prepared):
-    """The byte space as a pipeline captures it."""
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
-    return space
 
 
 def encoded(prepared, **changes):

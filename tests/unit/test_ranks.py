@@ -44,15 +44,38 @@ def sealed(folder):
     return sorted(f.record.counter for f in look(folder).files if f.sealed)
 
 
-def damage(folder, counter):
-    """Flip a byte in the payload of a checkpoint."""
-    for f in look(folder).files:
-        if f.sealed and f.record.counter == counter:
-            with (folder / f.name).open("r+b") as file:
-                file.seek(format.PAYLOAD_OFFSET)
-                byte = file.read(1)
-                file.seek(format.PAYLOAD_OFFSET)
-                file.write(bytes([byte[0] ^ 1]))
+def store_of(j, rank):
+    """Give the store of a rank."""
+    return j.root / "ck" / f"rank-{rank:05d}"
+
+
+def damaged(j, rank, *steps):
+    """Start a job over these steps of its own, of which the last has a flipped byte in the payload of one rank."""
+    j.start().commit(*steps)
+    j.close()
+    store = store_of(j, rank)
+    newest = max((f for f in look(store).files if f.sealed), key=lambda f: f.record.counter)
+    with (store / newest.name).open("r+b") as file:
+        file.seek(format.PAYLOAD_OFFSET)
+        byte = file.read(1)
+        file.seek(format.PAYLOAD_OFFSET)
+        file.write(bytes([byte[0] ^ 1]))
+    return j.start()
+
+
+def wait_for_others(j, seconds, *ranks):
+    """From now on, these ranks (none = all) wait so long for others."""
+    for rank in ranks or range(j.world):
+        object.__setattr__(j.ranks[rank].options, "agree_timeout_s", seconds)
+
+
+def newcomers(j, **options):
+    """Let a job agree in a place of its own, as one does that knows nothing of the ranks that are still there."""
+    j.open = lambda rank: pccheck.Checkpointer(
+        j.root / "ck", coordinator=pccheck.SharedDirectory(j.root / "new", rank=rank, world=j.world),
+        **{"chunk_bytes": 4096, **options},
+    )  # fmt: skip
+    return j
 
 
 # -- saving and restoring together ------------------------------------------------------------------------------------
@@ -91,7 +114,7 @@ def test_many_saves_at_once(job):
         assert set(outcomes) <= {"committed", "superseded"}
         assert outcomes[-1] == "committed"
     assert [ck.steps() for ck in j.ranks] == [[28, 29]] * 3
-    assert [len(list((j.root / "ck" / f"rank-{r:05d}").glob("slot-*"))) for r in range(3)] == [5] * 3
+    assert [len(list(store_of(j, r).glob("slot-*"))) for r in range(3)] == [5] * 3
     j.close()
     assert_states(j.start().restore(), 29, 3)
 
@@ -100,7 +123,7 @@ def test_peer_addr_names_what_all_hold(job):
     j = job().start()
     j.commit(1, 2)
     for r in range(3):
-        check = look(j.root / "ck" / f"rank-{r:05d}").check
+        check = look(store_of(j, r)).check
         assert format.word_counter(check.peer_word) == 2
         assert check.peer_word == check.word
 
@@ -137,9 +160,8 @@ def test_a_failure_on_one_rank_fails_the_save_on_all_and_costs_nothing_older(job
             assert "step 2 was not committed: rank 1: MediumError" in str(error)
     failing.clear()
     for r in range(3):
-        folder = j.root / "ck" / f"rank-{r:05d}"
-        assert 2 not in sealed(folder)
-        assert format.word_counter(look(folder).check.word) == 1, "the word moved off what was taken back"
+        assert 2 not in sealed(store_of(j, r))
+        assert format.word_counter(look(store_of(j, r)).check.word) == 1, "the word moved off what was taken back"
     assert [ck.latest() for ck in j.ranks] == [1] * 3
     j.commit(3)
     j.close()
@@ -208,8 +230,7 @@ def test_a_late_rank_times_out_the_save_and_the_next_one_commits(job):
     j.options["agree_timeout_s"] = WAIT_S
     j.start()
     j.commit(1)
-    for ck in j.ranks:
-        object.__setattr__(ck.options, "agree_timeout_s", 0.3 if ck.rank < 2 else WAIT_S)
+    wait_for_others(j, 0.3, 0, 1)
     sleeping.set()
     saves = j.save(2)
     for save in saves[:2]:
@@ -218,8 +239,7 @@ def test_a_late_rank_times_out_the_save_and_the_next_one_commits(job):
         assert error.ranks == (2,)
         assert "missing: rank 2" in str(error)
     assert [ck.latest() for ck in j.ranks[:2]] == [1, 1]
-    for ck in j.ranks:
-        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    wait_for_others(j, WAIT_S)
     third = j.save(3)
     assert [s.durable.result(WAIT_S) for s in third] == [3] * 3
     assert [ck.latest() for ck in j.ranks] == [3] * 3
@@ -241,6 +261,7 @@ def test_slots_that_wait_for_a_verdict_are_bounded(job):
         outcomes.append(type(save.durable.exception(WAIT_S)).__name__)
     assert outcomes == ["RankTimeoutError"] * 3 + ["SkippedError"] * 5
     assert len(list((j.root / "ck/rank-00000").glob("slot-*"))) <= 2 * 2 + 1 + 1
+    wait_for_others(j, WAIT_S)
     for step in range(3):  # the other one comes after all
         saved = j.ranks[1].save(step, state(1, step))
         assert saved.durable.result(WAIT_S) == step
@@ -290,8 +311,7 @@ def test_late_words_and_failures_in_any_order(job):
     rough = threading.Event()
     j.points = dict.fromkeys(range(3), at)
     j.start()
-    for ck in j.ranks:
-        object.__setattr__(ck.options, "agree_timeout_s", 0.1)
+    wait_for_others(j, 0.1)
     rough.set()
     saves = j.all(lambda ck: [ck.save(step, state(ck.rank, step)) for step in range(40)])
     ended = [[type(s.durable.exception(WAIT_S)) for s in mine] for mine in saves]
@@ -299,12 +319,11 @@ def test_late_words_and_failures_in_any_order(job):
         e for r in ended for e in r
     }
     rough.clear()
-    for ck in j.ranks:
-        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    wait_for_others(j, WAIT_S)
     j.commit(100, 101)
     assert [ck.steps() for ck in j.ranks] == [[100, 101]] * 3
     for r in range(3):
-        assert len(list((j.root / "ck" / f"rank-{r:05d}").glob("slot-*"))) <= 2 * 3 + 1 + 2
+        assert len(list(store_of(j, r).glob("slot-*"))) <= 2 * 3 + 1 + 2
     j.close()
     assert_states(j.start().restore(), 101, 3)
 
@@ -313,11 +332,7 @@ def test_late_words_and_failures_in_any_order(job):
 
 
 def test_damage_on_one_rank_makes_all_fall_back(job):
-    j = job(keep=2).start()
-    j.commit(1, 2)
-    j.close()
-    damage(j.root / "ck/rank-00001", 2)
-    j.start()
+    j = damaged(job(keep=2), 1, 1, 2)
     restored = j.restore()
     assert_states(restored, 1, 3)
     for r in restored:
@@ -329,22 +344,14 @@ def test_damage_on_one_rank_makes_all_fall_back(job):
 
 
 def test_without_fallback_all_raise(job):
-    j = job(keep=2).start()
-    j.commit(1, 2)
-    j.close()
-    damage(j.root / "ck/rank-00001", 2)
-    j.start()
+    j = damaged(job(keep=2), 1, 1, 2)
     found = j.outcomes(lambda r: j.ranks[r].restore(fallback=False))
     assert [type(e) for e in found] == [errors.RanksError, errors.DamagedError, errors.RanksError]
     assert found[0].ranks == (1,)
 
 
 def test_nothing_that_verifies_is_an_error_on_all(job):
-    j = job().start()
-    j.commit(1)
-    j.close()
-    damage(j.root / "ck/rank-00002", 1)
-    j.start()
+    j = damaged(job(), 2, 1)
     found = j.outcomes(lambda r: j.ranks[r].restore())
     assert [type(e) for e in found] == [errors.NoValidCheckpointError] * 3
 
@@ -438,8 +445,7 @@ def test_what_not_all_ranks_hold_is_withdrawn(job):
     j.kill()
     j.options["agree_timeout_s"] = WAIT_S
     j.start()
-    folders = [j.root / "ck" / f"rank-0000{r}" for r in range(2)]
-    assert [max(sealed(f)) for f in folders] == [5, 5]
+    assert [max(sealed(store_of(j, r))) for r in range(2)] == [5, 5]
     assert_states(j.restore(), 5, 2)
     assert [s.counter for s in j.save(8)] == [7, 7]
 
@@ -449,12 +455,12 @@ def test_a_lost_folder_is_an_error_that_names_it_and_changes_nothing(job):
     j.commit(1)
     j.close()
     shutil.rmtree(j.root / "ck/rank-00001")
-    before = [sealed(j.root / "ck" / f"rank-0000{r}") for r in (0, 2)]
+    before = [sealed(store_of(j, r)) for r in (0, 2)]
     for _ in range(2):  # the second time its folder is there, though empty
         found = j.outcomes(j.open)
         assert {type(e) for e in found} == {errors.RanksError}
         assert {e.ranks for e in found} == {(1,)}
-    assert [sealed(j.root / "ck" / f"rank-0000{r}") for r in (0, 2)] == before
+    assert [sealed(store_of(j, r)) for r in (0, 2)] == before
 
 
 def test_ranks_tell_what_they_hold_themselves_and_nothing_twice(job):
@@ -484,12 +490,12 @@ def test_folders_of_ranks_that_changed_places_are_no_fresh_start(job, how):
     for source, target in moves:
         shutil.rmtree(ck / f"rank-0000{target}")
         shutil.copytree(j.root / f"backup/rank-0000{source}", ck / f"rank-0000{target}")
-    before = [sealed(ck / f"rank-0000{r}") for r in range(3)]
+    before = [sealed(store_of(j, r)) for r in range(3)]
     for _ in range(2):
         found = j.outcomes(j.open)
         assert {type(e) for e in found} <= {errors.FormatError, errors.RanksError}
         assert "of rank 0 of 3, but it is to be the store of rank 1" in str(found[1])
-        assert [sealed(ck / f"rank-0000{r}") for r in range(3)] == before
+        assert [sealed(store_of(j, r)) for r in range(3)] == before
     alone = j.outcomes(lambda r: pccheck.Checkpointer(ck), ranks=[0])
     assert isinstance(alone[0], errors.NoValidCheckpointError)
     shutil.rmtree(ck)
@@ -588,21 +594,11 @@ def test_pinned_checkpoints_of_an_old_world_stay(job):
     assert_states(job(world=2).start().restore(step=1), 1, 3)
 
 
-def test_a_zombie_of_the_old_world_loses_its_store(job, monkeypatch):
+def test_a_zombie_of_the_old_world_loses_its_store(job, no_locks):
     """Where locks do not work: the old ranks still run when the new ones start."""
-    import errno
-    import fcntl
-
-    def no_locks(fd, how):
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
     old = job(world=3, on_error="warn", agree_timeout_s=1.0).start()
     old.commit(1)
-    new = Job(old.root, 2)
-    new.open = lambda rank: pccheck.Checkpointer(
-        old.root / "ck", coordinator=pccheck.SharedDirectory(old.root / "new", rank=rank, world=2), chunk_bytes=4096
-    )
+    new = newcomers(Job(old.root, 2))
     new.start()
     assert_states(new.restore(), 1, 3)
     new.commit(2)
@@ -617,15 +613,8 @@ def test_a_zombie_of_the_old_world_loses_its_store(job, monkeypatch):
 
 
 @pytest.mark.parametrize("point", ["sealed", "record-synced"])
-def test_a_zombie_takes_nothing_back_that_is_not_its_own_any_more(job, monkeypatch, point):
+def test_a_zombie_takes_nothing_back_that_is_not_its_own_any_more(job, no_locks, point):
     """Where locks do not work: its slot holds a newer, committed checkpoint when its own commit fails."""
-    import errno
-    import fcntl
-
-    def no_locks(fd, how):
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
     armed, reached, go_on = threading.Event(), threading.Event(), threading.Event()
 
     def at(here):
@@ -639,37 +628,23 @@ def test_a_zombie_takes_nothing_back_that_is_not_its_own_any_more(job, monkeypat
     armed.set()
     late = old.ranks[0].save(2, state(0, 2))
     assert reached.wait(WAIT_S)
-    new = job(world=2, in_flight=1)
-    new.place = lambda rank: old.root / "ck"
-    new.open = lambda rank: pccheck.Checkpointer(
-        old.root / "ck", coordinator=pccheck.SharedDirectory(old.root / "new", rank=rank, world=2), in_flight=1
-    )
+    new = newcomers(job(world=2), in_flight=1)
     assert_states(new.start().restore(), 1, 2)
     new.commit(3, 4, 5)
-    before = [sealed(old.root / "ck" / f"rank-0000{r}") for r in range(2)]
+    before = [sealed(store_of(old, r)) for r in range(2)]
     go_on.set()
     assert isinstance(late.durable.exception(WAIT_S), errors.StoreTaken)
     old.end()
-    assert [sealed(old.root / "ck" / f"rank-0000{r}") for r in range(2)] == before
+    assert [sealed(store_of(old, r)) for r in range(2)] == before
     new.close()
     assert_states(new.start().restore(), 5, 2)
 
 
-def test_a_zombie_is_fenced_out_while_the_new_ranks_still_wait_for_each_other(job, monkeypatch):
+def test_a_zombie_is_fenced_out_while_the_new_ranks_still_wait_for_each_other(job, no_locks):
     """Where locks do not work: what the new ranks have looked at, it must not give away until they have agreed."""
-    import errno
-    import fcntl
-
-    def no_locks(fd, how):
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
     old = job(world=2, in_flight=1, on_error="warn", agree_timeout_s=1.0).start()
     old.commit(1)
-    new = Job(old.root, 2)
-    new.open = lambda rank: pccheck.Checkpointer(
-        old.root / "ck", coordinator=pccheck.SharedDirectory(old.root / "new", rank=rank, world=2), chunk_bytes=4096
-    )
+    new = newcomers(Job(old.root, 2))
     early = new.pool.submit(new.open, 0)
     told = old.root / "new/rank-00000.told"
     until = time.monotonic() + WAIT_S
@@ -709,6 +684,44 @@ def test_a_save_that_waits_for_a_place_hears_what_other_ranks_say_and_ends(job):
     assert {type(e) for e in outcomes} == {errors.RankTimeoutError, errors.SkippedError}  # each wait had its end
     for step in range(1, 5):
         one.save(step, state(1, step), report=False).durable.exception(WAIT_S)
-    for ck in j.ranks:
-        object.__setattr__(ck.options, "agree_timeout_s", WAIT_S)
+    wait_for_others(j, WAIT_S)
     j.commit(9)
+
+
+def test_a_save_that_waits_for_one_of_its_own_rank_does_not_spin(job, monkeypatch):
+    """Past the time for other ranks it looked for a place without a pause, as long as its own rank's save took."""
+    j = job(world=2, in_flight=1, on_error="warn")
+    gate = threading.Event()
+    j.points[0] = lambda point: point == "captured" and gate.wait(WAIT_S)
+    j.start()
+    wait_for_others(j, 0.01)
+    zero, rounds = j.ranks[0], []
+    await_places = zero._store.settling.await_places
+    monkeypatch.setattr(zero._store.settling, "await_places", lambda *how: (rounds.append(how), await_places(*how)))
+    zero.save(1, state(0, 1))
+    second = j.pool.submit(zero.save, 2, state(0, 2))
+    time.sleep(0.3)
+    assert not second.done()
+    assert len(rounds) < 100
+    gate.set()
+    assert second.result(WAIT_S).step == 2
+
+
+@pytest.mark.parametrize(("replicated", "asked"), [(False, 0), (True, 2)])
+def test_what_is_a_rank_s_own_is_asked_for_only_where_ranks_divide(job, replicated, asked):
+    class Source:
+        asked = 0
+
+        @property
+        def __pccheck_own__(self):
+            self.asked += 1
+            return ("x",)
+
+        def __pccheck_state__(self):
+            return state(0, 1)
+
+    source = Source()
+    j = job(world=2, replicated=replicated).start()
+    j.outcomes(lambda r: j.ranks[r].save(1, source if r == 0 else state(0, 1)), raises=True)
+    j.outcomes(lambda r: j.ranks[r].save(2, source if r == 0 else state(0, 1)), raises=True)
+    assert source.asked == asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -18,6 +17,7 @@ from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.state.structure import Structure
 from pccheck.testing.compare import difference
+from tests.unit.captured import space_of
 
 SETTINGS = settings(
     max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -85,10 +85,7 @@ STATES = st.recursive(SMALL | arrays() | LONG, containers, max_leaves=25)
 
 def through(planner, state, like=ABSENT):
     prepared = planner.prepare(state, step=1)
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
+    space = space_of(prepared)
     digests = bytes(16 * len(prepared.layout.chunks))
     data = prepared.encode_manifest(counter=1, incarnation=1, rank=0, world=1, base=0, digests=digests)
     assert len(data) <= prepared.manifest_room

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 
 import numpy as np
 import pytest
@@ -11,23 +10,11 @@ import pytest
 import pccheck
 from pccheck.errors import FormatError, UnsupportedLeafError, UsageError
 from pccheck.leaves import LeafSpec
-from pccheck.state import manifest
 from pccheck.state.boxes import Box
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.state.shards import Shard, ShardKind
-
-
-def stored_by(prepared):
-    space = bytearray(prepared.layout.data_bytes)
-    for piece, address in zip(prepared.layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
-    digests = bytes(16 * len(prepared.layout.chunks))
-    found = manifest.decode(
-        prepared.encode_manifest(counter=1, incarnation=1, rank=0, world=2, base=0, digests=digests)
-    )
-    return {e.path: (e, bytes(space[e.offset : e.offset + e.nbytes])) for e in found.leaves}
+from tests.unit.captured import stored_by
 
 
 def prepared(state, planner=None):

@@ -34,7 +34,9 @@ from pccheck.errors import (
     UsageError,
 )
 from pccheck.format import Abandoned, SlotState
+from pccheck.reading.stored import Checkpoint
 from pccheck.storage.directory import Directory
+from pccheck.storage.medium import Medium
 from pccheck.testing.slotfiles import check_file, slot_file
 
 W = np.arange(3000, dtype="<f4")
@@ -524,6 +526,26 @@ def test_mapping_verifies_first(store: Path) -> None:
         (store / "slot-002.pcc").write_bytes(damage(data))
         with pytest.raises(DamagedError):
             seen.checkpoint().mapped()
+
+
+def test_a_slot_that_goes_while_it_is_opened_to_be_mapped_is_left_closed(store: Path) -> None:
+    with view.open(store) as seen:
+        found, opened = seen.checkpoint(), []
+        assert isinstance(found, Checkpoint)
+        open_medium = found._open
+
+        def open_once(name: str) -> Medium:
+            medium = open_medium(name)
+            (store / name).unlink()
+            opened.append(medium)
+            return medium
+
+        found._open = open_once
+        with pytest.raises(ReusedError, match="was removed since"):
+            found.mapped()
+        assert len(opened) == 1
+        with pytest.raises(ClosedError):
+            opened[0].size()
 
 
 def test_a_slot_that_is_being_refilled_is_not_mapped(store: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 import xxhash
 
 from pccheck import Shard, format
+from pccheck.errors import FormatError
 from pccheck.format import Record, SlotState
 from pccheck.reading.loading import load_world
 from pccheck.reading.world import WorldIdentity
@@ -16,6 +15,7 @@ from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference
 from pccheck.testing.slotfiles import STORE_ID, check_file
+from tests.unit.captured import space_of
 
 CHUNK = 4096
 
@@ -23,10 +23,7 @@ CHUNK = 4096
 def store(root, rank, world, prepared):
     """Write one rank's store, as its pipeline and commit would have."""
     layout = prepared.layout
-    space = bytearray(format.padded(layout.data_bytes))
-    for piece, address in zip(layout.pieces, prepared.addresses, strict=True):
-        if piece.length:
-            space[piece.offset : piece.offset + piece.length] = ctypes.string_at(int(address), piece.length)
+    space = space_of(prepared)
     data, digests = bytearray(format.PAYLOAD_OFFSET + layout.payload_bytes), b""
     for chunk in layout.chunks:
         stored = bytes(space[chunk.start : chunk.start + chunk.data_bytes]).ljust(chunk.stored_bytes, b"\0")
@@ -129,3 +126,9 @@ def test_tensors_are_divided_as_arrays_are(tmp_path):
             assert torch.equal(found.to_dense(), expected.to_dense())
         assert back["m"]["w"].stride() == weight.stride()
         assert back["m"]["size"] == torch.Size([2, 3])
+
+
+def test_a_state_that_is_one_array_is_named_where_ranks_hold_different_ones(tmp_path):
+    load = saved(tmp_path, [Shard(np.full(4, rank), shape=(4,), offsets=(0,)) for rank in range(2)], False)
+    with pytest.raises(FormatError, match=r"^the state itself: ranks 0, 1 store different values"):
+        load(like=Shard(np.empty(2, int), shape=(4,), offsets=(1,)))

@@ -9,7 +9,7 @@ from typing import final
 
 
 @final
-class Reports:
+class Unreported:
     """Errors that nobody was told of yet. Thread-safe.
 
     Args:
