@@ -170,28 +170,28 @@ class FillThread:
 
     It ends after `stop`, but not before every copy has ended: what a device still writes to must not be unmapped. A
     daemon, so that a stuck device cannot keep the interpreter from ending.
+
+    Args:
+        timeout_s: how long the copies of one chunk may take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._late: list[_Copies] = []
         self._thread: threading.Thread | None = None
         self._submitting = threading.Lock()  # held over a submission and its `put`: their orders must be the same
 
-    @property
-    def late(self) -> int:
-        """Chunks whose copies had not ended when their job was given up."""
-        return len(self._late)
-
-    def submit(self, filler: Filler, timeout_s: float, begin: Callable[[Order], Begun]) -> Begun:
+    def submit(self, filler: Filler | None, begin: Callable[[Order | None], Begun]) -> Begun:
         """Have `begin` submit a job, which must `put` it here, and give that job; its filler is ended if that fails.
 
         Args:
-            filler: the job's.
-            timeout_s: how long the copies of one chunk may take.
-            begin: called with the order to put.
+            filler: the job's; None = nothing of it is to be filled.
+            begin: called with the order to put, None without a filler.
         """
-        order = Order(filler, timeout_s)
+        if filler is None:
+            return begin(None)
+        order = Order(filler, self._timeout_s)
         try:
             with self._submitting:
                 self._start()  # before the job: a system may refuse another thread
@@ -218,13 +218,15 @@ class FillThread:
         """Have the thread end when it has filled what was put before."""
         self._orders.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait for its end; False = time is up."""
+    def close(self, start: float, timeout_s: float) -> None:
+        """Stop, and wait for its end; raises DeadlineError `timeout_s` after `start`, a time of the monotonic clock."""
+        self.stop()
         thread = self._thread
         if thread is None or thread.ident is None:
-            return True
-        thread.join(max(0.0, timeout_s))
-        return not thread.is_alive()
+            return
+        thread.join(max(0.0, start + timeout_s - time.monotonic()))
+        if thread.is_alive():
+            raise DeadlineError(f"a device to end its copies of {len(self._late)} chunks", timeout_s)
 
     def _run(self) -> None:
         stopping = False

@@ -1,16 +1,22 @@
-"""Bytes gathered from pieces of memory: one chunk of a layout, or many pieces at once (floor 2: imports below)."""
+"""Bytes gathered from pieces of memory: one chunk of a layout, or many pieces at once (floor 2: imports below).
+
+What must fit together before a layout is gathered is checked here, for both pipelines.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from pccheck.errors import UsageError
+from pccheck.format import PAGE
 from pccheck.state.plan import Chunk, Layout
 from pccheck.storage.digest import xxh3_128
+from pccheck.storage.medium import Medium
 
 try:
     from pccheck._native import copy_pieces as _native_copy
@@ -25,6 +31,22 @@ else:
 LOCKED_COPY_BYTES = 32 << 10
 
 
+def check_job(layout: Layout, addresses: Sequence[int], prologue: bytes | None, buffer_bytes: int) -> None:
+    """Raise UsageError where what a pipeline is given does not fit together, or its buffers."""
+    if len(addresses) != len(layout.pieces):
+        raise UsageError(f"{len(addresses)} addresses do not fit a layout of {len(layout.pieces)} pieces")
+    if layout.chunk_bytes > buffer_bytes:
+        raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {buffer_bytes} bytes")
+    if prologue is not None and len(prologue) != PAGE:
+        raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
+
+
+def check_mapping(layout: Layout, medium: Medium, mapping: memoryview) -> None:
+    """Raise UsageError where the mapping of a medium ends before the last chunk does."""
+    if layout.chunks and layout.chunks[-1].file_offset + layout.chunks[-1].stored_bytes > mapping.nbytes:
+        raise UsageError(f"{medium.path} is shorter than the checkpoint; allocate it first")
+
+
 def gather(layout: Layout, addresses: Sequence[int], chunk: Chunk, target: memoryview, target_address: int) -> None:
     """Copy a chunk's pieces to `target`, with zeros in gaps and padding; those with the address 0 are there already.
 
@@ -35,33 +57,31 @@ def gather(layout: Layout, addresses: Sequence[int], chunk: Chunk, target: memor
         target: `chunk.stored_bytes` writable bytes.
         target_address: where in memory `target` begins.
     """
-    pieces, end = layout.pieces, chunk.start + chunk.data_bytes
-    at = chunk.start
-    index = max(bisect_right(pieces, chunk.start, key=lambda piece: piece.offset) - 1, 0)
-    while index < len(pieces) and pieces[index].offset < end:
-        piece = pieces[index]
-        first, last = max(piece.offset, chunk.start), min(piece.offset + piece.length, end)
-        if first < last:
-            _zero(target, target_address, at - chunk.start, first - at)
-            if addresses[index]:
-                _copy(
-                    target, target_address, first - chunk.start, addresses[index] + first - piece.offset, last - first
-                )
-            at = last
-        index += 1
+    pieces, at = layout.pieces, chunk.start
+    for index, first, last in _parts(layout, chunk):
+        _zero(target, target_address, at - chunk.start, first - at)
+        if addresses[index]:
+            source = addresses[index] + first - pieces[index].offset
+            _copy(target, target_address, first - chunk.start, source, last - first)
+        at = last
     _zero(target, target_address, at - chunk.start, chunk.start + chunk.stored_bytes - at)
 
 
 def has_gaps(layout: Layout, addresses: Sequence[int], chunk: Chunk) -> bool:
     """Tell whether the chunk has pieces with the address 0, which `gather` leaves to somebody else."""
+    return any(not addresses[index] for index, _, _ in _parts(layout, chunk))
+
+
+def _parts(layout: Layout, chunk: Chunk) -> Iterator[tuple[int, int, int]]:
+    """Give which pieces have bytes in a chunk, in order, each with where in the byte space these begin and end."""
     pieces, end = layout.pieces, chunk.start + chunk.data_bytes
     index = max(bisect_right(pieces, chunk.start, key=lambda piece: piece.offset) - 1, 0)
     while index < len(pieces) and pieces[index].offset < end:
         piece = pieces[index]
-        if piece.length and not addresses[index] and piece.offset + piece.length > chunk.start:
-            return True
+        first, last = max(piece.offset, chunk.start), min(piece.offset + piece.length, end)
+        if first < last:
+            yield index, first, last
         index += 1
-    return False
 
 
 def _copy(target: memoryview, target_address: int, place: int, source: int, length: int) -> None:

@@ -13,6 +13,7 @@ from pccheck._native import Pipeline as NativeThreads  # also where `_native` is
 from pccheck.errors import DeadlineError, MediumError, OptionError, UsageError
 from pccheck.format import PAGE, padded
 from pccheck.pipeline.fills import FILL_TIMEOUT_S, NO_BUFFERS, FillThread, Order
+from pccheck.pipeline.gather import check_job, check_mapping
 from pccheck.pipeline.interface import Filler, Job, JobStats
 from pccheck.state.plan import Layout
 from pccheck.storage.medium import Medium
@@ -153,7 +154,6 @@ class NativePipeline:
             if not low <= value <= high:
                 raise OptionError(field, value, f"a whole number from {low} to {high}")
         self.chunk_bytes = chunk_bytes
-        self._fill_timeout_s = fill_timeout_s
         buffers = max(2, buffer_bytes // padded(chunk_bytes))
         try:
             self._threads = NativeThreads(buffers, chunk_bytes, copiers, writers, per_job, retries)
@@ -163,7 +163,7 @@ class NativePipeline:
             ) from None
         self._memory = self._threads.memory
         self._last: tuple[Layout | None, _native.Layout | None] = (None, None)  # saves of one structure share it
-        self._fills = FillThread()
+        self._fills = FillThread(fill_timeout_s)
         self._dropped = weakref.finalize(self, _stop, self._fills, os.getpid())
         self._dropped.atexit = False
 
@@ -207,13 +207,7 @@ class NativePipeline:
             ClosedError: the pipeline was closed.
             ForkedError: the pipeline belongs to the parent of this process.
         """
-        if filler is None:
-            return self._submit(layout, addresses, keep, medium, prologue, None)
-        return self._fills.submit(
-            filler,
-            self._fill_timeout_s,
-            lambda order: self._submit(layout, addresses, keep, medium, prologue, order),
-        )
+        return self._fills.submit(filler, lambda order: self._submit(layout, addresses, keep, medium, prologue, order))
 
     def _submit(
         self,
@@ -224,19 +218,12 @@ class NativePipeline:
         prologue: bytes | None,
         order: Order | None,
     ) -> NativeJob:
-        if layout.chunk_bytes > self.chunk_bytes:
-            raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {self.chunk_bytes} bytes")
-        if len(addresses) != len(layout.pieces):
-            raise UsageError(f"{len(addresses)} addresses do not fit a layout of {len(layout.pieces)} pieces")
-        if prologue is not None and len(prologue) != PAGE:
-            raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
+        check_job(layout, addresses, prologue, self.chunk_bytes)
         mapping, fileno = medium.mapping(), medium.fileno()
         if mapping is None and fileno is None:
             raise UsageError(f"{medium.path} has neither a descriptor nor a mapping: use the portable pipeline for it")
-        if mapping is not None and layout.chunks:
-            last = layout.chunks[-1]
-            if last.file_offset + last.stored_bytes > mapping.nbytes:
-                raise UsageError(f"{medium.path} is shorter than the checkpoint; allocate it first")
+        if mapping is not None:
+            check_mapping(layout, medium, mapping)
         known, tables = self._last
         if known is not layout or tables is None:
             tables = _native.Layout(*layout.tables)
@@ -258,13 +245,11 @@ class NativePipeline:
 
         Raises DeadlineError after `timeout_s` seconds; new jobs are refused by then, and close may be called again.
         """
-        end = time.monotonic() + timeout_s
+        start = time.monotonic()
         if not self._threads.drain(timeout_s):
             raise DeadlineError(f"{self!r} to write its running checkpoints", timeout_s)
-        self._fills.stop()
-        if not self._fills.join(end - time.monotonic()):  # before the pool is unmapped that it gives to devices
-            raise DeadlineError(f"a device to end its copies of {self._fills.late} chunks", timeout_s)
-        if not self._threads.close(max(0.0, end - time.monotonic())):
+        self._fills.close(start, timeout_s)  # before the pool is unmapped that it gives to devices
+        if not self._threads.close(max(0.0, start + timeout_s - time.monotonic())):
             raise DeadlineError(f"{self!r} to stop", timeout_s)
         self._dropped.detach()
 

@@ -18,7 +18,7 @@ import numpy as np
 from pccheck.errors import ClosedError, DeadlineError, MediumError, OptionError, UsageError
 from pccheck.format import PAGE
 from pccheck.pipeline.fills import FILL_TIMEOUT_S, FillThread, Order
-from pccheck.pipeline.gather import gather
+from pccheck.pipeline.gather import check_job, check_mapping, gather
 from pccheck.pipeline.interface import Filler, Job
 from pccheck.pipeline.job import PROLOGUE, PortableJob
 from pccheck.pipeline.portable_fills import PortableFilling
@@ -75,7 +75,7 @@ class PortablePipeline:
             raise OptionError("retries", retries, "a whole number from 0 to 100")
         self._pid = os.getpid()
         self._core = Schedule(BufferPool(buffer_bytes // chunk_bytes, chunk_bytes), retries, per_job)
-        self._fills, self._fill_timeout_s = FillThread(), fill_timeout_s
+        self._fills = FillThread(fill_timeout_s)
         # Threads know the core only, so that a dropped pipeline is seen to be dropped.
         self._dropped = weakref.finalize(self, _stop, self._core, self._fills)
         self._dropped.atexit = False
@@ -121,13 +121,7 @@ class PortablePipeline:
                 piece with bytes has the address 0, and there is no filler.
             ClosedError: the pipeline was closed.
         """
-        if filler is None:
-            return self._submit(layout, addresses, keep, medium, prologue, None)
-        return self._fills.submit(
-            filler,
-            self._fill_timeout_s,
-            lambda order: self._submit(layout, addresses, keep, medium, prologue, order),
-        )
+        return self._fills.submit(filler, lambda order: self._submit(layout, addresses, keep, medium, prologue, order))
 
     def _submit(
         self,
@@ -140,12 +134,7 @@ class PortablePipeline:
     ) -> PortableJob:
         forks.check_owner(self._pid, "a pipeline")
         core = self._core
-        if len(addresses) != len(layout.pieces):
-            raise UsageError(f"{len(addresses)} addresses do not fit a layout of {len(layout.pieces)} pieces")
-        if layout.chunk_bytes > core.pool.buffer_bytes:
-            raise UsageError(f"chunks of {layout.chunk_bytes} do not fit buffers of {core.pool.buffer_bytes} bytes")
-        if prologue is not None and len(prologue) != PAGE:
-            raise UsageError(f"a prologue is one page of {PAGE} bytes, not {len(prologue)}")
+        check_job(layout, addresses, prologue, core.pool.buffer_bytes)
         numbers = np.asarray(addresses, np.uint64)
         if order is None and any(layout.pieces[i].length for i in np.flatnonzero(numbers == 0)):
             raise UsageError("a piece with bytes has the address 0, and there is no filler to bring them")
@@ -174,9 +163,7 @@ class PortablePipeline:
             if not core.changed.wait_for(lambda: not core.running, timeout_s):
                 waits = "; ".join(map(repr, core.running[:4]))
                 raise DeadlineError(f"{len(core.running)} checkpoints to reach storage ({waits})", timeout_s)
-        self._fills.stop()
-        if not self._fills.join(start + timeout_s - time.monotonic()):  # before the pool that it gives to devices goes
-            raise DeadlineError(f"a device to end its copies of {self._fills.late} chunks", timeout_s)
+        self._fills.close(start, timeout_s)  # before the pool that it gives to devices goes
         for thread in self._threads:
             thread.join(max(0.1, start + timeout_s - time.monotonic()))
             if thread.is_alive():
@@ -225,9 +212,7 @@ def _capture_to_mapping(core: Schedule, job: PortableJob, mapping: memoryview) -
     """Capture straight to the medium: the store is the write, what is left to the writers is the digest."""
     if not job.layout.chunks or not core.prologue_written(job):
         return
-    last = job.layout.chunks[-1]
-    if last.file_offset + last.stored_bytes > mapping.nbytes:
-        raise UsageError(f"{job.medium.path} is shorter than the checkpoint; allocate it first")
+    check_mapping(job.layout, job.medium, mapping)
     start = address_of(mapping)
     for index, chunk in enumerate(job.layout.chunks):
         if job.error is not None:

@@ -6,8 +6,7 @@ import ctypes
 import time
 from typing import final
 
-from pccheck.errors import UsageError
-from pccheck.pipeline.gather import gather, has_gaps
+from pccheck.pipeline.gather import check_mapping, gather, has_gaps
 from pccheck.pipeline.job import PortableJob
 from pccheck.pipeline.schedule import IDLE_S, Schedule
 from pccheck.storage.buffers import Buffer
@@ -131,12 +130,11 @@ class PortableFilling:
         if buffer is not None:
             gather(job.layout, self._addresses, chunk, buffer.view, buffer.address)
         if mapping is not None and job.error is None:
-            end = chunk.file_offset + chunk.stored_bytes
-            if end > mapping.nbytes:
-                raise UsageError(f"{job.medium.path} is shorter than the checkpoint; allocate it first")
+            check_mapping(job.layout, job.medium, mapping)
             target = address_of(mapping) + chunk.file_offset
             if buffer is None:
-                gather(job.layout, self._addresses, chunk, mapping[chunk.file_offset : end], target)
+                place = mapping[chunk.file_offset : chunk.file_offset + chunk.stored_bytes]
+                gather(job.layout, self._addresses, chunk, place, target)
             else:
                 ctypes.memmove(target, buffer.address, chunk.stored_bytes)
         with core.changed:  # in one step: whoever sees it handed on sees that it is not out

@@ -17,10 +17,7 @@ from pccheck.testing.fill_failures import (
     check_refused_fills,
 )
 from pccheck.testing.late_device import (
-    CHUNK,
     LateFiller,
-    MakeMedium,
-    MakePipeline,
     finish,
     late_device,
     spread_state,
@@ -28,6 +25,7 @@ from pccheck.testing.late_device import (
     wait_until,
     written,
 )
+from pccheck.testing.pipelines import CHUNK, MakeMedium, MakePipeline
 from pccheck.testing.promises import check, raises, read
 from pccheck.testing.states import LONG_S, make_state
 

@@ -19,12 +19,10 @@ from pccheck.pipeline.interface import Job, Pipeline
 from pccheck.state.plan import Chunk
 from pccheck.storage.media import address_of
 from pccheck.storage.medium import Medium
+from pccheck.testing import pipelines
+from pccheck.testing.pipelines import CHUNK
 from pccheck.testing.promises import check
 from pccheck.testing.states import LONG_S, State, check_file, make_state
-
-MakePipeline = Callable[[int, int], Pipeline]
-MakeMedium = Callable[[int], Medium]
-CHUNK = 64 * 1024
 
 
 @final
@@ -57,14 +55,12 @@ class LateDevice:
         self._going_on.set()
         self._fail: tuple[int, BaseException] | None = None
         self.told = self.made = 0  # tickets
-        self.behind = 0  # the most that were told and not made
         self._thread = threading.Thread(target=self._run, name="late-device", daemon=True)
         self._thread.start()
 
     def copy(self, moves: Sequence[tuple[int, int, int]]) -> LateTicket:
         """Queue copies, each source, bytes and target."""
         self.told += 1
-        self.behind = max(self.behind, self.told - self.made)
         fails = self._fail is not None and self._fail[0] == self.told
         ticket = LateTicket(() if fails else moves, self._fail[1] if fails and self._fail else None)
         self._queue.put(ticket)
@@ -190,8 +186,7 @@ def written(job: Job, state: State, want: list[bytes], medium: Medium) -> None:
 
 def finish(pipeline: Pipeline, *fillers: LateFiller) -> None:
     """Close a pipeline all of whose jobs have ended, and check that their fillers were ended."""
-    check(pipeline.free_buffers == pipeline.buffers, "every buffer is back when all jobs have ended")
-    pipeline.close(LONG_S)
+    pipelines.finish(pipeline)
     for filler in fillers:
         check(filler.ends == 1, f"a filler is ended exactly once, not {filler.ends} times")
         check(filler.filled == sorted(filler.filled), "chunks are filled in order")

@@ -46,7 +46,8 @@ def check_pipeline(make_pipeline: MakePipeline, make_medium: MakeMedium, *, wrap
         part(make_pipeline, make_medium)
 
 
-def _finish(pipeline: Pipeline) -> None:
+def finish(pipeline: Pipeline) -> None:
+    """Close a pipeline all of whose jobs have ended, and check that it has every buffer."""
     check(pipeline.free_buffers == pipeline.buffers, "every buffer is back when all jobs have ended")
     pipeline.close(LONG_S)
 
@@ -81,7 +82,7 @@ def check_layouts(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
             check(read(medium, PAGE, 0) == prologue, "the prologue is the first page")
         stats = job.stats()
         check(stats.captured_s >= 0 and stats.written_s >= 0 and stats.retries == 0, "stats tell what was done")
-        _finish(pipeline)
+        finish(pipeline)
         medium.close()
 
 
@@ -102,7 +103,7 @@ def check_more_jobs_than_buffers(make_pipeline: MakePipeline, make_medium: MakeM
         _written(job)
         check_file(want, state.layout, medium, job)
         medium.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def check_edges(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
@@ -131,7 +132,7 @@ def check_edges(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
     raises(refused, lambda: pipeline.submit(lay_out([8], CHUNK), [], None, medium), "an address too few")
     raises(refused, lambda: pipeline.submit(lay_out([], CHUNK), [], None, medium, prologue=b"x"), "a short prologue")
     medium.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def check_failing_descriptor(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
@@ -148,24 +149,25 @@ def check_failing_descriptor(make_pipeline: MakePipeline, make_medium: MakeMediu
         bad = pipeline.submit(state.layout, state.addresses, state.arrays, full, prologue=prologue)
         last = pipeline.submit(state.layout, state.addresses, state.arrays, good[1], prologue=prologue)
         check(bad.wait_captured(LONG_S), "a capture ends though its job has failed")
-        _fails_with(bad, errno.ENOSPC)
-        _fails_with(bad, errno.ENOSPC)  # each time it is asked
+        fails_with(bad, errno.ENOSPC)
+        fails_with(bad, errno.ENOSPC)  # each time it is asked
         for job, medium in zip((first, last), good, strict=True):
             _written(job)
             check_file(state.chunks(), state.layout, medium, job)
             medium.close()
         full.close()
-        _finish(pipeline)
+        finish(pipeline)
 
 
-def _fails_with(job: Job, *codes: int) -> MediumError:
+def fails_with(job: Job, code: int) -> None:
+    """Wait for the end of a job, and check that its medium failed with this errno."""
     try:
         done = job.wait_written(LONG_S)
     except MediumError as error:
-        check(error.errno in codes, f"the error is that of the medium ({error!r}), one of {codes}")
+        check(error.errno == code, f"the error is that of the medium ({error!r}), {errno.errorcode[code]}")
         raises(PccheckError, job.digests, "digests() of a job that failed")
-        return error
-    raise AssertionError(f"broken promise: a job on a failing medium fails (wait_written gave {done})")
+    else:
+        raise AssertionError(f"broken promise: a job on a failing medium fails (wait_written gave {done})")
 
 
 def check_failing_writes(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
@@ -184,7 +186,7 @@ def check_failing_writes(make_pipeline: MakePipeline, make_medium: MakeMedium) -
         )
         healthy = pipeline.submit(state.layout, state.addresses, state.arrays, other, prologue=bytes(PAGE))
         check(job.wait_captured(LONG_S), "a capture ends though its job has failed")
-        _fails_with(job, code)
+        fails_with(job, code)
         _written(healthy)
         check_file(state.chunks(), state.layout, other, healthy)
         check(pipeline.free_buffers == pipeline.buffers, "a failed job keeps no buffer")
@@ -200,7 +202,7 @@ def check_failing_writes(make_pipeline: MakePipeline, make_medium: MakeMedium) -
         check_file(state.chunks(), state.layout, inner, job)
         check(read(inner, PAGE, 0) == b"q" * PAGE, "the prologue is whole after a short write")
         inner.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def check_prologue_order(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
@@ -217,7 +219,7 @@ def check_prologue_order(make_pipeline: MakePipeline, make_medium: MakeMedium) -
         done = [operation for operation, _ in script.operations]
         check(done == ["write", "sync"] + ["write"] * 6, f"the prologue is durable before any payload byte ({done})")
         inner.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def _gated(pipeline: Pipeline, state: State, inner: Medium) -> tuple[Gate, Job]:
@@ -238,19 +240,19 @@ def check_cancel(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
     job.cancel()
     check(job.wait_captured(LONG_S), "a cancelled job needs the caller's memory no more")
     gate.open()
-    _fails_with(job, errno.ECANCELED)
+    fails_with(job, errno.ECANCELED)
     check(gate.writes <= 3, "a cancelled job starts no more writes")
     _written(behind)
     check_file(state.chunks(), state.layout, other, behind)
     waiting_gate, waiting = _gated(pipeline, state, inner)
     queued = pipeline.submit(state.layout, state.addresses, state.arrays, other)
     queued.cancel()
-    _fails_with(queued, errno.ECANCELED)  # before it was captured
+    fails_with(queued, errno.ECANCELED)  # before it was captured
     waiting_gate.open()
     _written(waiting)
     inner.close()
     other.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def check_deadlines(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:
@@ -270,7 +272,7 @@ def check_deadlines(make_pipeline: MakePipeline, make_medium: MakeMedium) -> Non
     check(job.stats().pool_wait_s > 0, "time that captures waited for a buffer is counted")
     check_file(state.chunks(), state.layout, inner, job)
     inner.close()
-    _finish(pipeline)
+    finish(pipeline)
 
 
 def check_close(make_pipeline: MakePipeline, make_medium: MakeMedium) -> None:

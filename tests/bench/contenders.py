@@ -1,4 +1,4 @@
-"""Who is measured: pccheck, behind the protocol that all contenders have (bench: imports torch, pccheck, states).
+"""Who is measured: pccheck, behind the one protocol of all contenders (bench: imports torch, pccheck, states, trained).
 
 A contender is made in one process and used in another, so that before `prepare` it holds nothing but its options.
 """
@@ -20,7 +20,8 @@ from pccheck.ranks.coordination import Coordinator
 from pccheck.storage.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
-from .states import State
+from .states import State, differences
+from .trained import copies, local
 
 
 class Contender(Protocol):
@@ -164,3 +165,21 @@ class Pccheck:
         assert restored is not None, "nothing was saved"
         state: State = restored.state
         return state
+
+
+def check_restored(contender: Contender, model: Module, optimizer: Optimizer, step: int, state: Any) -> None:
+    """Save, change the state at once, and compare what is restored, of this rank, with what was saved.
+
+    Raises AssertionError if it is not the same in every bit.
+    """
+    expected = copies(model)
+    contender.save(step, state)
+    contender.fence()
+    optimizer.step()
+    contender.finish()
+    restored = contender.restore({"model": model.state_dict()})
+    if restored is None:
+        assert contender.in_flight == 0, f"{contender.name} saves nothing"
+        return
+    wrong = differences({"model": {n: local(t) for n, t in restored["model"].items()}}, {"model": expected})
+    assert not wrong, f"{contender.name} restored another state than it was given: {wrong[:5]}"

@@ -14,8 +14,7 @@ from .tables import Cell, Figure, Table
 
 def rates(bench: Bench) -> Table:
     """Persist and restore beside raw."""
-    with bench.here() as where:
-        bench.say("rates")
+    with bench.here("rates") as where:
         found = bench.lab.run(measure_rates, where, bench.scale.state_bytes, bench.scale.rate_rounds).by_name
     beside = {"save until durable": "raw write", "restore, fresh memory": "raw read, fresh memory"}
     rows: list[dict[str, Cell]] = []
@@ -40,8 +39,7 @@ def calls(bench: Bench) -> Table:
     s = bench.scale
     rows: list[dict[str, Cell]] = []
     for kind in ("torch", "numpy"):
-        bench.say(f"calls: {kind}")
-        with bench.here() as where:
+        with bench.here(f"calls: {kind}") as where:
             times = bench.lab.run(measure_calls, where, *s.call_leaves, kind, s.calls)
         rows.append({"": kind, "save() returns within": Figure(times, 2, "ms")})
     return Table(
@@ -65,8 +63,7 @@ def memory(bench: Bench) -> Table:
         *((peer, 0) for peer in peers()),
     ]
     for contender, pool in everyone:
-        bench.say(f"memory: {contender.name}")
-        with bench.here() as where:
+        with bench.here(f"memory: {contender.name}") as where:
             found = bench.lab.run(measure_memory, contender, where, s.state_bytes, s.memory_saves)
         row: dict[str, Cell] = {
             "": contender.name,

@@ -84,9 +84,8 @@ def measure_calls(directory: Path, count: int, leaf_bytes: int, kind: str, calls
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes: of the state, of the pool, and the greatest extra use while saving, and while restoring."""
+    """Bytes of the greatest extra use while saving, and while restoring."""
 
-    state_bytes: int
     saving_bytes: int
     restoring_bytes: int
 
@@ -115,7 +114,7 @@ def measure_memory(contender: Contender, directory: Path, state_bytes: int, save
     restored = contender.restore(state)
     assert restored is None or not differences(restored, state)  # also touches what a peer has only mapped
     restoring = _status("VmHWM") - base - size_of(state)
-    return Memory(state_bytes=size_of(state), saving_bytes=saving, restoring_bytes=restoring)
+    return Memory(saving_bytes=saving, restoring_bytes=restoring)
 
 
 def _reset_peak() -> int:

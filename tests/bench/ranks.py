@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 
 import pccheck
 
-from .contenders import Contender
-from .trained import Leaves, Touch, copies, local
+from .contenders import Contender, check_restored
+from .trained import Leaves, Touch
 
 TENSORS = 16
 
@@ -87,13 +87,5 @@ def _measure(contender: Contender, directory: Path, model: Leaves, saves: int) -
         optimizer.step()
     contender.finish()
     each_ms = 1e3 * (time.perf_counter() - began) / saves
-    expected = copies(model)
-    contender.save(untimed + 2 * saves, state)
-    contender.fence()
-    optimizer.step()
-    contender.finish()
-    restored = contender.restore({"model": model.state_dict()})
-    assert restored is not None, f"{contender.name} saves nothing"
-    wrong = [name for name, value in expected.items() if not torch.equal(local(restored["model"][name]), value)]
-    assert not wrong, f"{contender.name} restored another state than it was given: {wrong[:5]}"
+    check_restored(contender, model, optimizer, untimed + 2 * saves, state)
     return RankCost(blocked_ms=blocked[untimed:], durable_ms=durable[untimed:], each_ms=each_ms)

@@ -64,8 +64,9 @@ class Bench:
     match: str  # only what this finds: in "column: contender" of the loops, in the rows of trainers and ranks
     say: Callable[[str], None]
 
-    def here(self) -> AbstractContextManager[Path]:
-        """Give a path with nothing at it, on the disk to measure."""
+    def here(self, measured: str) -> AbstractContextManager[Path]:
+        """Say what is measured, and give a path with nothing at it, on the disk to measure."""
+        self.say(measured)
         return emptied(self.directory / "run")
 
     def wants(self, name: str) -> bool:

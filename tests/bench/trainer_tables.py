@@ -51,12 +51,11 @@ def trainers(bench: Bench) -> Table:
                 rows.append({"": name, **{f"{kind}: lost ms": "-" for kind in kinds}})
                 notes.append("torch_checkpointing is not installed here: pip install torch-checkpointing")
                 continue
-            bench.say(f"trainers: {name}")
             training = Training(
                 leaves=leaves, kinds=kinds, pass_s=s.pass_s, short_s=2 * s.pass_s, long_s=s.long_s,
                 pairs_s=pairs_s, long_pairs_s=s.long_pairs_s,
             )  # fmt: skip
-            with bench.here() as where:
+            with bench.here(f"trainers: {name}") as where:
                 found = bench.lab.run(measure_trainer, contender, where, training)
             rows.append({"": name, **_cells(found)})
     return Table(
@@ -88,8 +87,7 @@ def snapshots(bench: Bench) -> Table:
             continue
         row: dict[str, Cell] = {"": mode}
         for title, pause_s in ((f"change {1e3 * s.pass_s:.0f} ms later", s.pass_s), ("change at once", 0.0)):
-            bench.say(f"snapshots: {mode}, {title}")
-            with bench.here() as where:
+            with bench.here(f"snapshots: {mode}, {title}") as where:
                 found = bench.lab.run(measure_mode, Pccheck(mode, 2), where, leaves, s.mode_saves, pause_s, UNTIMED)
             row[f"{title}: save()"] = Figure(found.save_ms, 1, "ms")
             row[f"{title}: gate"] = Figure(found.gate_ms, 1, "ms")
@@ -116,8 +114,7 @@ def ranks(bench: Bench) -> Table:
             row_name = f"{world} ranks: {name}"
             if not bench.wants(row_name):
                 continue
-            bench.say(f"ranks: {row_name}")
-            with bench.here() as where:
+            with bench.here(f"ranks: {row_name}") as where:
                 found = bench.lab.together(measure_rank, world, contender, where, s.rank_bytes, s.rank_saves)
             rows.append({"": row_name, **_rank_cells(found)})
     return Table(

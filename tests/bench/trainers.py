@@ -16,9 +16,8 @@ from typing import final
 import torch
 from torch import nn
 
-from .contenders import Contender
-from .states import differences
-from .trained import Leaves, Touch, copies
+from .contenders import Contender, Pccheck, check_restored
+from .trained import Leaves, Touch
 
 KINDS = ("tiny operations", "small model", "waiting")
 
@@ -192,14 +191,7 @@ class Trainer:
     def check_restored(self) -> None:
         """Save once more, change the state at once, and compare what is restored with what was saved."""
         self.change()
-        expected = copies(self._model)
-        self.save()
-        self.change()
-        self._contender.finish()
-        restored = self._contender.restore({"model": self._model.state_dict()})
-        if restored is not None:
-            wrong = differences({"model": restored["model"]}, {"model": expected})
-            assert not wrong, f"{self._contender.name} restored another state than it was given: {wrong[:5]}"
+        check_restored(self._contender, self._model, self._optimizer, self._saves + 1, self._state)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +204,7 @@ class ModeCost:
 
 
 def measure_mode(
-    contender: Contender, directory: Path, leaves: tuple[int, int], saves: int, pause_s: float, untimed: int
+    contender: Pccheck, directory: Path, leaves: tuple[int, int], saves: int, pause_s: float, untimed: int
 ) -> ModeCost:
     """Give what save() and the gate cost a trainer that changes its state so many seconds after each save.
 
@@ -227,8 +219,7 @@ def measure_mode(
         contender.finish()
     trainer.check_restored()
     timed = times[untimed:]
-    mode: str = getattr(contender, "picked", "-")
-    return ModeCost(save_ms=[1e3 * s for s, _ in timed], gate_ms=[1e3 * g for _, g in timed], mode=mode)
+    return ModeCost(save_ms=[1e3 * s for s, _ in timed], gate_ms=[1e3 * g for _, g in timed], mode=contender.picked)
 
 
 def _tiny_operations() -> Callable[[], None]:

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import random
 
 import pytest
 
 from pccheck.errors import MediumError
 from pccheck.pipeline import fills
-from pccheck.pipeline.choose import make_pipeline, native_missing
-from pccheck.storage.directory import Directory
-from pccheck.storage.media import FileMedium
 from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.faults import FaultyMedium, Script
 from pccheck.testing.fill_failures import check_no_buffer_is_left, check_stuck_device
 from pccheck.testing.fillers import check_filled_layouts, check_fillers
 from pccheck.testing.late_device import CHUNK, LateFiller, finish, late_device, spread_state, submit, wait_until
-
-MISSING = native_missing()
-PIPELINES = [
-    "portable",
-    pytest.param("native", marks=pytest.mark.skipif(MISSING is not None, reason=f"native not built: {MISSING}")),
-]
-
-
-def maker(name, writers, **more):
-    """Give a maker of pipelines."""
-    return lambda buffer_bytes, chunk_bytes: make_pipeline(name, buffer_bytes, chunk_bytes, writers, **more)
-
-
-def of_volume(folder):
-    """Give a maker of media as the volume chooses them."""
-    volume, numbers = Directory(folder, create=True, write=True), itertools.count()
-    return lambda size: volume.create(f"slot-{next(numbers):03d}.pcc", size)
-
-
-def buffered(folder):
-    """Give a maker of buffered media."""
-    numbers = itertools.count()
-
-    def make(size):
-        path = f"{folder}/{next(numbers)}"
-        medium = FileMedium(os.open(path, os.O_RDWR | os.O_CREAT), path, storage="buffered", write=True)
-        medium.allocate(size)
-        return medium
-
-    return make
+from tests.conformance.makers import PIPELINES, Changed, files, hasty, maker, of_volume
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -62,7 +28,7 @@ def test_on_tmpfs(shared_memory, name):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_buffered(tmp_path, name):
-    check_fillers(maker(name, 1), buffered(tmp_path))
+    check_fillers(maker(name, 1), files(tmp_path, "buffered"))
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -76,13 +42,13 @@ def test_through_wrappers():
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_device_that_never_ends(tmp_path, name):
-    check_stuck_device(maker(name, 2, fill_timeout_s=0.3), buffered(tmp_path))
+    check_stuck_device(maker(name, 2, fill_timeout_s=0.3), files(tmp_path, "buffered"))
     check_stuck_device(maker(name, 2, fill_timeout_s=0.3), MemoryMedium)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_device_that_keeps_every_buffer(tmp_path, name):
-    check_no_buffer_is_left(maker(name, 2, fill_timeout_s=0.3), buffered(tmp_path))
+    check_no_buffer_is_left(maker(name, 2, fill_timeout_s=0.3), files(tmp_path, "buffered"))
     check_no_buffer_is_left(maker(name, 2, fill_timeout_s=0.3), MemoryMedium)
 
 
@@ -111,32 +77,9 @@ def test_a_cancelled_job_does_not_wait_for_ever_for_its_device(name, monkeypatch
 def test_the_checks_can_fail(tmp_path, name):
     """A pipeline that frees the caller's memory too soon is found, and one that forgets a filler."""
 
-    class Hasty:
-        def __init__(self, job):
-            self.job = job
-
-        def __getattr__(self, name):
-            return getattr(self.job, name)
-
-        def wait_captured(self, timeout_s=None, *, chunks=None):
-            return True
-
-    class Other:
-        def __init__(self, inner, change):
-            self.inner, self.change = inner, change
-
-        def __getattr__(self, name):
-            return getattr(self.inner, name)
-
-        def submit(self, *args, **kwargs):
-            return self.change(self.inner, args, kwargs)
-
     class Endless:
         def __init__(self, filler):
             self.has, self.fill, self.end = filler.has, filler.fill, lambda: None
-
-    def hasty(inner, args, kwargs):
-        return Hasty(inner.submit(*args, **kwargs))
 
     def endless(inner, args, kwargs):
         return inner.submit(*args, **{**kwargs, "filler": Endless(kwargs["filler"])})
@@ -144,4 +87,4 @@ def test_the_checks_can_fail(tmp_path, name):
     for change, found in ((hasty, "stored exactly"), (endless, "exactly once")):
         make = maker(name, 1)
         with pytest.raises(AssertionError, match=found):
-            check_filled_layouts(lambda b, c, m=make, f=change: Other(m(b, c), f), buffered(tmp_path))
+            check_filled_layouts(lambda b, c, m=make, f=change: Changed(m(b, c), f), files(tmp_path, "buffered"))

@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-
 import pytest
 
-from pccheck.storage.directory import Directory
-from pccheck.storage.media import FileMedium
 from pccheck.storage.memory import MemoryMedium
 from pccheck.testing.conformance import check_medium
 from pccheck.testing.faults import FaultyMedium, Script
 from pccheck.testing.throttle import Limit, Rate, ThrottledMedium
-
-
-def files(folder, storage, wrap=lambda medium: medium):
-    """Give a maker of media of one kind in a folder."""
-    numbers = itertools.count()
-
-    def make(size):
-        path = f"{folder}/{next(numbers)}"
-        medium = FileMedium(os.open(path, os.O_RDWR | os.O_CREAT), path, storage=storage, write=True)
-        assert medium.storage == storage
-        medium.allocate(size)
-        return wrap(medium)
-
-    return make
-
-
-def of_volume(folder, storage):
-    """Give a maker of media as the volume chooses them; skips where the folder's file system is of another kind."""
-    volume, numbers = Directory(folder, create=True, write=True), itertools.count()
-    if volume.storage != storage:
-        pytest.skip(f"{folder} is {volume.storage}, not {storage}")
-    return lambda size: volume.create(f"slot-{next(numbers):03d}.pcc", size)
+from tests.conformance.makers import files, of_volume
 
 
 def test_direct(tmp_path):
