@@ -79,10 +79,9 @@ class Attachment:
         self._watched: list[weakref.ref[Tensor]] = []
         self._sets: dict[frozenset[int], int] = {frozenset({n}): n for n in range(self._constants + 1)}
         self._waits: list[tuple[int, ...]] = [(n,) for n in range(self._constants)]  # for whom each gate waits
-        table = self._table()
+        self._table()  # finds who shares memory
         if any(self._constants in s and len(s) > 1 for s in self._sets):
             raise UsageError("a tensor given as constant= is a parameter or state of an optimizer, which changes it")
-        del table
         self._handles: list[Any] = []
         ck.guarded_by(self, debug=debug)
         try:

@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsdp_ranks import differences
+from fsdp_ranks import whole as full
 from pccheck_torch.dcp import Backend, LoadPlanner, Reader, SavePlanner, StateDictError, Writer
 from pccheck_torch.ranks import StoreCoordinator
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import pccheck
 
@@ -46,28 +48,6 @@ def train(model, optimizer, step):
 
 def state_of(model, optimizer, **more):
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **more}
-
-
-def full(value):
-    """Give plain copies of all tensors, whole."""
-    if isinstance(value, DTensor):
-        return value.full_tensor().detach().clone()
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: full(child) for key, child in value.items()}
-    return type(value)(map(full, value)) if isinstance(value, (list, tuple)) else value
-
-
-def differences(a, b, path=""):
-    """Give the places in which two states differ."""
-    if isinstance(a, dict) and isinstance(b, dict) and list(a) == list(b):
-        return [d for key in a for d in differences(a[key], b[key], f"{path}/{key}")]
-    if isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
-        return [d for i, (x, y) in enumerate(zip(a, b, strict=True)) for d in differences(x, y, f"{path}/{i}")]
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return [] if a.dtype == b.dtype and torch.equal(a, b) else [path]
-    return [] if type(a) is type(b) and a == b else [path]
 
 
 def refused(call, *errors):
@@ -260,7 +240,7 @@ def replicas(rank, world, folder):
         backend.save({f"stage-{stage}": distribute_tensor(torch.arange(5.0) + stage, mesh, [Shard(0)]), "n": 1}, 3)
         stages = {"stage-0": torch.zeros(5), "stage-1": torch.zeros(5), "n": 0}
         backend.load(stages)
-    with Backend(folder / f"half-{rank // 2}", process_group=mine_of_halves(rank)) as backend:
+    with Backend(folder / f"half-{min(rank, 3 - rank)}", process_group=mine_of_halves(rank)) as backend:
         backend.save({"rank": rank, "w": torch.full((3,), rank)}, 7)
         half = {"rank": -1, "w": torch.zeros(3, dtype=torch.int64)}
         backend.load(half)
@@ -325,9 +305,9 @@ def damaged(rank, world, folder):
 
 
 def mine_of_halves(rank):
-    """Make two groups of two ranks; give this rank's."""
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    return groups[rank // 2]
+    """Make two groups of two ranks, of which one begins with an odd rank; give this rank's."""
+    outer, inner = dist.new_group([0, 3]), dist.new_group([1, 2])
+    return inner if rank in (1, 2) else outer
 
 
 SCENES = {f.__name__: f for f in (stock_hang, many_in_flight, strict_and_failing, damaged, load, replicas, death)}

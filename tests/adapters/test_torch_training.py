@@ -15,12 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from pccheck_torch.training.sections import as_stored  # noqa: E402
 from pccheck_torch.training.state import TrainingState  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 import pccheck  # noqa: E402
 from pccheck.errors import MismatchError, UnsupportedLeafError, UsageError  # noqa: E402
+from pccheck.leaves import Box, LeafSpec, StoredLeaf  # noqa: E402
 
 
 def same(one, other):
@@ -815,6 +817,48 @@ def test_generators_are_each_ranks_own_wherever_they_stand(tmp_path):
                 else:
                     assert expected.random() == got.random()
     assert "extras/table" not in states[0].__pccheck_own__
+
+
+def test_a_buffer_that_came_after_a_save_is_each_ranks_own_in_the_next(tmp_path):
+    """What differs must be asked for once the tree is made: before, the section knows of the last save's buffers."""
+
+    def save(rank):
+        one = pccheck.SharedDirectory(tmp_path / "ranks", rank=rank, world=2)
+        model = nn.Linear(4, 4)
+        state = TrainingState(model=model, rng=False)
+        with pccheck.Checkpointer(tmp_path / "ck", coordinator=one, replicated=["model"]) as ck:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(1.0)
+            ck.save(1, state).durable.result(60)
+            model.register_buffer("late", torch.full((4096,), rank + 1.0))
+            ck.save(2, state).durable.result(60)
+            model.late.zero_()
+            assert state.restore(ck) == 3
+            return model.late
+
+    with ThreadPoolExecutor(2) as pool:
+        for rank, late in enumerate(pool.map(save, (0, 1))):
+            assert torch.equal(late, torch.full((4096,), rank + 1.0)), rank
+
+
+def test_what_ranks_store_in_boxes_is_asked_for_whole_in_any_container():
+    Pair = collections.namedtuple("Pair", "first second")
+    box = Box((2, 0), (2, 3))
+    part = StoredLeaf("x", LeafSpec(kind="torch", dtype="float32", shape=(4, 3), nbytes=24, box=box))
+    ordered = collections.OrderedDict(x=part)
+    ordered._metadata = {"version": 2}
+    stored = {
+        "named": Pair(part, 1), "default": collections.defaultdict(list, x=part), "ordered": ordered,
+        "sequences": [(part, None)],
+    }  # fmt: skip
+    asked = as_stored(stored)
+    assert asked["named"].second == 1
+    assert type(asked["named"]) is Pair
+    assert asked["default"].default_factory is list
+    assert asked["ordered"]._metadata == {"version": 2}
+    for leaf in (asked["named"].first, asked["default"]["x"], asked["ordered"]["x"], asked["sequences"][0][0]):
+        assert (leaf.shape, leaf.dtype, leaf.device.type) == ((4, 3), torch.float32, "meta")
 
 
 def test_buffers_are_each_ranks_own_where_the_model_is_replicated(tmp_path):

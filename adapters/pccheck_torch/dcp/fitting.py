@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pccheck.errors import MismatchError
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.dcp.names import Keys
+from pccheck_torch.leaves.dense import dtype_name
+from pccheck_torch.outlines import Keys, replaced
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class _Fitting:
     def _tensor(self, target: Tensor, stored: Any, keys: Keys, path: str) -> Make:
         if not isinstance(stored, StoredLeaf) or not is_array(stored):
             return self._kinds(target, stored, path)
-        spec, dtype = stored.spec, str(target.dtype).removeprefix("torch.")
+        spec, dtype = stored.spec, dtype_name(target.dtype)
         if spec.shape != tuple(target.shape):
             self._differs(path, "shape", str(tuple(target.shape)), str(spec.shape))
         elif spec.kind == "torch" and spec.dtype != dtype:
@@ -217,24 +218,7 @@ def leaves_of(stored: Any, keys: Keys) -> list[tuple[Keys, StoredLeaf]]:
 
 def filled(stored: Any, keys: Keys, get: Get) -> Any:
     """Give a part of an outline with values in place of its leaves; containers are new ones."""
-    if isinstance(stored, StoredLeaf):
-        return get(keys)
-    if isinstance(stored, Mapping):
-        made = {key: filled(child, (*keys, key), get) for key, child in stored.items()}
-        return _mapping_as(stored, made)
-    if isinstance(stored, (list, tuple)):
-        values = [filled(child, (*keys, i), get) for i, child in enumerate(stored)]
-        return type(stored)(*values) if hasattr(stored, "_fields") else type(stored)(values)
-    return stored
-
-
-def _mapping_as(stored: Any, made: dict[Any, Any]) -> Any:
-    if hasattr(stored, "default_factory"):
-        return type(stored)(stored.default_factory, made)
-    copied = type(stored)(made)
-    if hasattr(copied, "__dict__"):  # an OrderedDict with attributes
-        vars(copied).update(vars(stored))
-    return copied
+    return replaced(stored, lambda below, _: get(below), keys)
 
 
 def _children(value: Any) -> list[tuple[Any, Any]]:
@@ -280,7 +264,7 @@ def _places(value: Any, path: str) -> list[tuple[str, Any]]:
 
 def _told(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return f"{dtype_name(value.dtype)}{list(value.shape)}"
     if isinstance(value, StoredLeaf):
         return f"{value.spec.dtype}{list(value.spec.shape)}" if is_array(value) else value.spec.kind
     return f"{value!r:.40}" if not isinstance(value, (Mapping, list, tuple)) or not value else type(value).__name__

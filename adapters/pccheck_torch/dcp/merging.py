@@ -11,7 +11,8 @@ import pccheck
 from pccheck.errors import MismatchError
 from pccheck.leaves import StoredLeaf
 from pccheck_torch.dcp.fitting import filled, leaves_of
-from pccheck_torch.dcp.names import Keys
+from pccheck_torch.leaves.dense import dtype_of
+from pccheck_torch.outlines import Keys
 
 
 class Part(NamedTuple):
@@ -107,7 +108,7 @@ class Merged:
 def _like(part: Part, like: Any) -> Any:
     if part.offsets is None or not isinstance(like, StoredLeaf):
         return like
-    local = torch.empty(part.sizes, dtype=getattr(torch, like.spec.dtype), device="meta")
+    local = torch.empty(part.sizes, dtype=dtype_of(like.spec.dtype), device="meta")
     if part.sizes == like.spec.shape:
         return local
     return pccheck.Shard(local, shape=like.spec.shape, offsets=part.offsets)

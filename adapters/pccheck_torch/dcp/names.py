@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-Keys = tuple[Any, ...]
+from pccheck_torch.outlines import Keys
 
 
 class Leaf(NamedTuple):
@@ -78,20 +78,19 @@ def put(root: Any, mapping: tuple[str | int, ...], value: Any) -> None:
     """Set the value at a place, and make the dicts and lists that lead to it where they are not there."""
     for part, following in pairwise(mapping):
         root = _step(root, part, {} if isinstance(following, str) else [])
-    _put(root, mapping[-1], value)
+    _make_room(root, mapping[-1])
+    root[mapping[-1]] = value
 
 
 def _step(here: Any, part: str | int, empty: Any) -> Any:
     if isinstance(here, dict):
         return here.setdefault(part, empty)
-    _put(here, part, None, keep=True)
+    _make_room(here, part)
     if here[part] is None:
         here[part] = empty
     return here[part]
 
 
-def _put(here: Any, part: str | int, value: Any, *, keep: bool = False) -> None:
+def _make_room(here: Any, part: str | int) -> None:
     if isinstance(here, list):
         here.extend([None] * (int(part) + 1 - len(here)))
-    if not keep:
-        here[part] = value

@@ -27,6 +27,7 @@ from pccheck_torch.dcp.fitting import filled, is_array, leaves_of
 from pccheck_torch.dcp.load_planner import LoadPlanner
 from pccheck_torch.dcp.merging import Merged, Part
 from pccheck_torch.dcp.names import Leaf, flat, put
+from pccheck_torch.leaves.dense import dtype_of
 
 
 class NothingThereError(UsageError):
@@ -122,7 +123,7 @@ class Reader(StorageReader):
             outline = pccheck.outline(self.path, self._step, before=self._before)
             if outline is None:
                 raise NothingThereError(f"{self.path} holds no checkpoint that all of its ranks hold")
-            self._merged = Merged(outline, _rank())
+            self._merged = Merged(outline, _rank() if self._checkpointer is None else self._checkpointer.rank)
         except (PccheckError, OSError) as error:
             self._failure = error
             return Metadata({}, {}, storage_meta=ReaderMeta(self))
@@ -223,7 +224,8 @@ def _names(tree: Any) -> dict[str, Leaf]:
     found: dict[str, Leaf] = {}
     twice: set[str] = set()
     for leaf in flat(tree, lambda value: isinstance(value, StoredLeaf) and _is_tensor(value)):
-        (twice.add if leaf.fqn in found else lambda fqn: None)(leaf.fqn)
+        if leaf.fqn in found:
+            twice.add(leaf.fqn)
         found[leaf.fqn] = leaf
     return {fqn: leaf for fqn, leaf in found.items() if fqn not in twice}
 
@@ -238,7 +240,7 @@ def _told(value: Any) -> STORAGE_TYPES:
         return BytesStorageMetadata()
     size = torch.Size(value.spec.shape)
     chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    return TensorStorageMetadata(TensorProperties(dtype=getattr(torch, value.spec.dtype)), size, [chunk])
+    return TensorStorageMetadata(TensorProperties(dtype=dtype_of(value.spec.dtype)), size, [chunk])
 
 
 def _part(item: ReadItem, leaf: Leaf) -> Part:

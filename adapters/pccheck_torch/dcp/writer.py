@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -192,7 +193,4 @@ def patience_s(checkpointer: pccheck.Checkpointer) -> float:
 def _nbytes(item: WriteItem) -> int:
     if item.tensor_data is None:
         return 0
-    elements = 1
-    for n in item.tensor_data.chunk.sizes:
-        elements *= n
-    return int(elements * item.tensor_data.properties.dtype.itemsize)
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize

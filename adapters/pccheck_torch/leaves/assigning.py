@@ -1,4 +1,4 @@
-"""Copies restored leaves into live ones, in place (imports torch, pccheck.errors)."""
+"""Copies restored leaves into live ones, in place (imports torch, this package)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pccheck.errors import UnsupportedLeafError
 from pccheck_torch.leaves import dense, parts, registering, sharded
 
 
@@ -21,15 +20,15 @@ def assign(target: Any, value: Any) -> None:
         return
     if not isinstance(target, Tensor) or not isinstance(value, Tensor):
         if type(target) is not type(value) or target != value:
-            raise _refused(target, f"it cannot be changed to {value!r:.80} in place")
+            raise dense.refused(target, f"it cannot be changed to {value!r:.80} in place")
         return
     if target.dtype != value.dtype:
-        raise _refused(target, f"a {value.dtype} was restored")
+        raise dense.refused(target, f"a {value.dtype} was restored")
     with torch.inference_mode(target.is_inference()):
         try:
             _assign_tensor(target, value)
         except RuntimeError as error:  # an expanded tensor, say, which has several elements at one place
-            raise _refused(target, f"it cannot be changed in place: {error}") from error
+            raise dense.refused(target, f"it cannot be changed in place: {error}") from error
 
 
 def is_assignable(target: Any) -> bool:
@@ -61,7 +60,7 @@ def _assign_tensor(target: Any, value: Tensor) -> None:
         sharded.assign(target, value)
         return
     if target.shape != value.shape:
-        raise _refused(target, f"a tensor of shape {tuple(value.shape)} was restored")
+        raise dense.refused(target, f"a tensor of shape {tuple(value.shape)} was restored")
     if registering.of_class(type(target)) is not None:
         _assign_parts(target, value)
     elif hasattr(type(target), "__pccheck_memory__"):
@@ -69,7 +68,9 @@ def _assign_tensor(target: Any, value: Tensor) -> None:
         device.queues.current().copy([memory], [_memory(value)])
     elif target.device.type == "meta" or value.device.type == "meta":
         if target.device != value.device:
-            raise _refused(target, f"on {target.device} it has no place for values, or those of {value.device} lack")
+            raise dense.refused(
+                target, f"on {target.device} it has no place for values, or those of {value.device} lack"
+            )
     elif parts.has_parts(target):
         _assign_sparse(target, value)
     else:
@@ -83,7 +84,7 @@ def _memory(value: Any) -> Tensor:
 
 def _assign_sparse(target: Tensor, value: Tensor) -> None:
     if target.layout != value.layout:
-        raise _refused(target, f"a tensor of layout {value.layout} was restored")
+        raise dense.refused(target, f"a tensor of layout {value.layout} was restored")
     with torch.no_grad():
         new = value.detach().to(target.device)
         if target.layout is torch.sparse_coo:  # not through detach(), whose number of elements is its own
@@ -96,17 +97,13 @@ def _assign_parts(target: Any, value: Any) -> None:
     """Copy part by part, where the class gives its own parts and no copies of them."""
     how = registering.of_class(type(target))
     if how is None or type(value) is not type(target):
-        raise _refused(target, f"a {dense.type_name(value)} was restored")
+        raise dense.refused(target, f"a {dense.type_name(value)} was restored")
     with torch.no_grad():
         (mine, about), (new, wanted) = how.flatten(target), how.flatten(value)
     facts = [[(n, p.dtype, p.shape) for n, p in found.items()] for found in (mine, new)]
     if facts[0] != facts[1] or registering.encode(about) != registering.encode(wanted):
-        raise _refused(target, "what was restored has other parts, or another context")
+        raise dense.refused(target, "what was restored has other parts, or another context")
     if not is_assignable(target):
-        raise _refused(target, "its flatten gives copies, through which it cannot be changed")
+        raise dense.refused(target, "its flatten gives copies, through which it cannot be changed")
     for name, part in mine.items():
         dense.copy_into(part, new[name])
-
-
-def _refused(value: object, reason: str) -> UnsupportedLeafError:
-    return UnsupportedLeafError("", dense.type_name(value), reason)

@@ -68,7 +68,7 @@ def assert_dense(value: Tensor) -> None:
     """Raise UnsupportedLeafError, which tells why a tensor cannot be stored, and what to do."""
     reason = _why_not(value)
     if reason:
-        raise UnsupportedLeafError("", type_name(value), reason)
+        raise refused(value, reason)
 
 
 def _why_not(value: Tensor) -> str:
@@ -102,6 +102,11 @@ def type_name(value: object) -> str:
         return f"{name} of {value.dtype}" if isinstance(value, Tensor) else name
     except Exception:  # a subclass may refuse any question
         return name
+
+
+def refused(value: object, reason: str) -> UnsupportedLeafError:
+    """Give the error that says why a leaf cannot be stored or changed."""
+    return UnsupportedLeafError("", type_name(value), reason)
 
 
 def bytes_of(value: Tensor, keep: object | None = None, *, c_order: bool = False) -> HostBytes | DeviceBytes:

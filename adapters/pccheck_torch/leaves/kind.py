@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import DeviceBytes, HostBytes, LeafKind, LeafSpec
 from pccheck_torch.devices.streams import OnDevice
 from pccheck_torch.leaves import assigning, dense, parts, plain, sharded
@@ -55,7 +54,7 @@ class TorchKind(LeafKind):
         if _is_on_device(value):
             return dense.describe(value.__pccheck_memory__()[1])
         if isinstance(value, Tensor):
-            raise UnsupportedLeafError("", dense.type_name(value), _why_not(value))
+            raise dense.refused(value, _why_not(value))
         return plain.describe(value)
 
     def fingerprint(self, values: Sequence[Any]) -> object:
@@ -129,7 +128,7 @@ class TorchKind(LeafKind):
             return sharded.asked(value)
         on_device = _is_on_device(value)
         if not on_device and (type(value) not in dense.TENSORS or value.layout != torch.strided or value.is_nested):
-            raise UnsupportedLeafError("", dense.type_name(value), _why_not(value))
+            raise dense.refused(value, _why_not(value))
         return dense.spec_of(value, {})
 
     def convert(self, value: Any, like: Any) -> Any:
@@ -180,15 +179,12 @@ class _Fingerprint:
         self._all_dense = len(self._dense) == len(values)
         self._pick_dense, self._pick_sharded = _picker(self._dense), _picker(self._sharded)
         self._of_dense = DenseFingerprint(self._pick_dense(values))
-        dtensors = self._pick_sharded(values)
-        self._of_dtensors = (
-            sharded.Fingerprint(dtensors, DenseFingerprint(sharded.locals_of(dtensors))) if dtensors else None
-        )
+        self._of_dtensors = sharded.Fingerprint(self._pick_sharded(values)) if self._sharded else None
 
     def fits(self, values: Sequence[Any]) -> bool:
         return (
             self._of_dense.fits(values if self._all_dense else self._pick_dense(values))
-            and (self._of_dtensors is None or self._of_dtensors.fits(self._pick_sharded(values), DenseFingerprint.fits))
+            and (self._of_dtensors is None or self._of_dtensors.fits(self._pick_sharded(values)))
             and all(_told(values[i]) == told for i, told in self._others.items())
         )
 
@@ -243,13 +239,13 @@ def _device_bytes(value: Any) -> HostBytes | DeviceBytes:
         return found
     # A copy that the host made would be of some moment between what is queued: only dense memory is taken.
     if found.stable:
-        raise UnsupportedLeafError("", dense.type_name(value), "it is not dense; store a contiguous copy")
+        raise dense.refused(value, "it is not dense; store a contiguous copy")
     return DeviceBytes(device=device, source=memory, nbytes=found.nbytes, alias=found.alias)
 
 
 def _with_values(value: Any, like: object) -> Tensor:
     if not isinstance(value, Tensor) or value.device.type == "meta":
-        raise UnsupportedLeafError("", dense.type_name(like), "it was saved on device meta, without values")
+        raise dense.refused(like, "it was saved on device meta, without values")
     return value
 
 

@@ -55,7 +55,11 @@ def is_of_parts(spec: LeafSpec) -> bool:
 
 def describe(value: Any) -> LeafSpec:
     """Give the spec; UnsupportedLeafError where a part cannot be stored, or a registered class says what it may not."""
-    taken, at = _take_apart(value), 0
+    return _described(_take_apart(value))
+
+
+def _described(taken: _Taken) -> LeafSpec:
+    at = 0
     table: list[dict[str, Any]] = []
     for name, part in taken.parts.items():
         nbytes = part.numel() * part.element_size()
@@ -86,7 +90,8 @@ def address(value: object) -> int:
 
 def host_bytes(value: Any) -> HostBytes:
     """Give a copy of all parts, each at a multiple of 64 bytes."""
-    taken, spec = _take_apart(value), describe(value)
+    taken = _take_apart(value)
+    spec = _described(taken)
     own = torch.zeros(spec.nbytes, dtype=torch.uint8, device="cpu")
     for part, row in zip(taken.parts.values(), spec.extra["parts"], strict=True):
         if row["nbytes"]:
@@ -117,26 +122,22 @@ def _registered(value: Any, how: registering.Registered) -> _Taken:
     with torch.no_grad():
         parts, context = how.flatten(value)
     if not isinstance(parts, Mapping) or not all(type(n) is str and len(n) <= 200 for n in parts):
-        raise _refused(value, "its flatten must give a dict of names and tensors")
+        raise dense.refused(value, "its flatten must give a dict of names and tensors")
     if len(parts) > _MAX_PARTS:
-        raise _refused(value, f"its flatten gave {len(parts)} parts, more than {_MAX_PARTS}")
+        raise dense.refused(value, f"its flatten gave {len(parts)} parts, more than {_MAX_PARTS}")
     for name, part in parts.items():
         if not dense.is_plain(part):
             reason = f"its part {name!r:.200} is a {dense.type_name(part)}, no dense tensor; flatten that, too"
-            raise _refused(value, reason)
+            raise dense.refused(value, reason)
         dense.assert_dense(part)
     try:
         told = registering.encode(context)
     except UsageError as error:
-        raise _refused(value, f"{error}; see pccheck_torch.register()") from None
+        raise dense.refused(value, f"{error}; see pccheck_torch.register()") from None
     extra = {"class": how.name, "context": told, **dense.gradient_of(value)}
     if value.layout is torch.strided:
         extra["strides"] = list(value.stride())
     return _Taken(dict(parts), how.name, tuple(value.shape), extra)
-
-
-def _refused(value: object, reason: str) -> UnsupportedLeafError:
-    return UnsupportedLeafError("", dense.type_name(value), reason)
 
 
 def _sparse_dtype(value: Tensor) -> str:

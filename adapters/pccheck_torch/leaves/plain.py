@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pccheck.errors import FormatError, UnsupportedLeafError
+from pccheck.errors import FormatError
 from pccheck.leaves import LeafSpec, is_dense
 from pccheck_torch.leaves import dense
 
@@ -21,7 +21,7 @@ def describe(value: Any) -> LeafSpec:
     """Give the spec of a Size, dtype or device; UnsupportedLeafError for subclasses."""
     name = next((n for n, cls in _CLASSES.items() if type(value) is cls), None)
     if name is None:
-        raise UnsupportedLeafError("", dense.type_name(value), "subclasses are not stored")
+        raise dense.refused(value, "subclasses are not stored")
     told = list(value) if name == "torch.Size" else str(value)
     return LeafSpec(kind=dense.KIND, dtype=name, shape=(), nbytes=0, extra={"value": told})
 
@@ -58,7 +58,7 @@ def is_meta(value: object) -> bool:
 def describe_meta(value: Tensor) -> LeafSpec:
     """Give the spec of a tensor on "meta": dtype and shape, no bytes."""
     if value.is_quantized or value.is_nested:
-        raise UnsupportedLeafError("", dense.type_name(value), "quantized and nested tensors are not stored")
+        raise dense.refused(value, "quantized and nested tensors are not stored")
     dtype, shape = dense.dtype_name(value.dtype), tuple(value.shape)
     extra = {**dense.gradient_of(value), "value": {"device": "meta", "dtype": dtype, "shape": list(shape)}}
     if not value.is_contiguous() and is_dense(shape, value.stride()):

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import Box, DeviceBytes, HostBytes, LeafSpec, part_of
 from pccheck_torch.leaves import dense
+from pccheck_torch.leaves.fingerprints import DenseFingerprint
 
 _MODULES = ("torch.distributed.tensor", "torch.distributed._tensor")
 _local, _spec = operator.attrgetter("_local_tensor"), operator.attrgetter("_spec")
@@ -123,7 +124,7 @@ def _rank() -> int:
 def _dense_local(value: Any) -> Tensor:
     local = _local_of(value)
     if not dense.is_plain(local):
-        raise _refused(value, f"its local part is a {dense.type_name(local)} on {local.device}, no dense tensor")
+        raise dense.refused(value, f"its local part is a {dense.type_name(local)} on {local.device}, no dense tensor")
     dense.assert_dense(local)
     return local
 
@@ -132,7 +133,7 @@ def _local_of(value: Any) -> Tensor:
     try:
         local = _local(value)
     except AttributeError:
-        raise _refused(value, f"torch {torch.__version__} keeps a DTensor's local part elsewhere") from None
+        raise dense.refused(value, f"torch {torch.__version__} keeps a DTensor's local part elsewhere") from None
     assert isinstance(local, Tensor)
     return local
 
@@ -144,7 +145,7 @@ def place_of(value: Any) -> Place:
     try:
         return _place(tuple(value.shape), mesh, placements, None if coordinate is None else tuple(coordinate))
     except UnsupportedLeafError as error:
-        raise UnsupportedLeafError("", dense.type_name(value), error.reason) from None
+        raise dense.refused(value, error.reason) from None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -217,17 +218,17 @@ def _chunks(rows: Tensor, count: int) -> list[Tensor]:
 class Fingerprint:
     """What tells two rows of DTensors apart, but for addresses; keeps meshes, and no tensor."""
 
-    def __init__(self, values: Sequence[Any], of_locals: Any) -> None:
+    def __init__(self, values: Sequence[Any]) -> None:
         self._specs = list(map(_spec, values))
         self._facts = list(map(_facts, values))
-        self._locals = of_locals
+        self._locals = DenseFingerprint(locals_of(values))
 
-    def fits(self, values: Sequence[Any], fits_locals: Any) -> bool:
+    def fits(self, values: Sequence[Any]) -> bool:
         """Tell whether all of that is still so."""
         if not all(map(operator.is_, map(_spec, values), self._specs)) and list(map(_facts, values)) != self._facts:
             return False
         gradients = [(v.requires_grad, v.is_leaf) for v in values] == [f[4:6] for f in self._facts]
-        return gradients and bool(fits_locals(self._locals, list(map(_local, values))))
+        return gradients and self._locals.fits(locals_of(values))
 
 
 def _facts(value: Any) -> tuple[Any, ...]:
@@ -253,7 +254,7 @@ def convert(local: Tensor, like: Any) -> Any:
     sizes = tuple(like.shape) if place.box is None else place.box.sizes
     model = _local_of(like)
     if tuple(local.shape) != sizes:
-        raise _refused(like, f"a part of shape {tuple(local.shape)} was restored where {sizes} belongs")
+        raise dense.refused(like, f"a part of shape {tuple(local.shape)} was restored where {sizes} belongs")
     local = local.detach().reshape(model.shape)
     on_meta = model.device.type == "meta"
     local = local.to(like.device_mesh.device_type) if on_meta else dense.placed(local, model)
@@ -277,13 +278,9 @@ def assign(target: Any, value: Any) -> None:
     if is_dtensor_class(type(value)):
         mine = _local_of(value)
         if place_of(value).box != place.box:
-            raise _refused(target, "what was restored is another part of the global array")
+            raise dense.refused(target, "what was restored is another part of the global array")
     elif place.box is not None and tuple(value.shape) != place.box.sizes:
         mine = value.detach()[tuple(slice(o, e) for o, e in zip(place.box.offsets, place.box.ends, strict=True))]
     else:
         mine = value.detach()
     dense.copy_into(local, mine.reshape(local.shape))
-
-
-def _refused(value: object, reason: str) -> UnsupportedLeafError:
-    return UnsupportedLeafError("", dense.type_name(value), reason)

@@ -19,6 +19,7 @@ from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pccheck.leaves import StoredLeaf
+from pccheck_torch.leaves.dense import dtype_name
 from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, is_dtensor, names, place
 
 _dtype = operator.attrgetter("dtype")
@@ -155,9 +156,7 @@ def _has_values(value: Any) -> bool:
 
 def _fits(tensor: Any, leaf: StoredLeaf) -> bool:
     spec = leaf.spec
-    return (spec.kind, spec.dtype) == (KIND.name, str(tensor.dtype).removeprefix("torch.")) and spec.shape == tuple(
-        tensor.shape
-    )
+    return (spec.kind, spec.dtype, spec.shape) == (KIND.name, dtype_name(tensor.dtype), tuple(tensor.shape))
 
 
 def _for_live(live: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.leaves.kind import DTYPES
+from pccheck_torch.leaves.dense import DTYPES
 from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, facts_of, is_dtensor, names, told
 
 _params = operator.itemgetter("params")

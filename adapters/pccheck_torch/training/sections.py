@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -16,8 +15,10 @@ from torch import Tensor
 import pccheck
 from pccheck.errors import UsageError
 from pccheck.leaves import StoredLeaf
-from pccheck_torch.leaves.kind import DTYPES, TorchKind
+from pccheck_torch.leaves.dense import DTYPES, dtype_name
+from pccheck_torch.leaves.kind import TorchKind
 from pccheck_torch.leaves.sharded import is_dtensor_class
+from pccheck_torch.outlines import replaced
 
 KIND = TorchKind()
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w.\-]*|\d+\.[\w.\-]+", re.ASCII)
@@ -85,7 +86,7 @@ class Problems:
     def leaf(self, path: str, live: Tensor | np.ndarray[Any, Any], stored: object) -> None:
         """Hold an array against a stored leaf."""
         kind, facts = ("torch" if isinstance(live, Tensor) else "numpy"), facts_of(stored)
-        shape, dtype = tuple(live.shape), str(live.dtype).removeprefix("torch.")
+        shape, dtype = tuple(live.shape), dtype_name(live.dtype) if isinstance(live, Tensor) else str(live.dtype)
         if isinstance(stored, StoredLeaf) and "struct" in stored.spec.extra and getattr(live.dtype, "names", None):
             dtype = stored.spec.dtype  # which fields it has is held against when it was restored
         if facts is None or facts[0] != kind:
@@ -116,7 +117,7 @@ def facts_of(stored: object) -> tuple[str, tuple[int, ...], str] | None:
         dtype = str(np.dtype(spec.dtype)) if spec.kind == "numpy" and "struct" not in spec.extra else spec.dtype
         return spec.kind, tuple(spec.shape), dtype
     if isinstance(stored, Tensor):
-        return "torch", tuple(stored.shape), str(stored.dtype).removeprefix("torch.")
+        return "torch", tuple(stored.shape), dtype_name(stored.dtype)
     if isinstance(stored, np.ndarray):
         return "numpy", tuple(stored.shape), str(stored.dtype)
     return None
@@ -130,17 +131,7 @@ def told(value: object) -> str:
 
 def as_stored(stored: Any) -> Any:
     """Ask for all of a stored part: what ranks store in boxes, whole."""
-    if isinstance(stored, StoredLeaf):
-        return whole(stored)
-    if isinstance(stored, collections.OrderedDict):
-        made: Any = collections.OrderedDict((k, as_stored(v)) for k, v in stored.items())
-        vars(made).update(vars(stored))
-        return made
-    if type(stored) is dict:
-        return {k: as_stored(v) for k, v in stored.items()}
-    if type(stored) in (list, tuple):
-        return type(stored)(map(as_stored, stored))
-    return stored
+    return replaced(stored, lambda _, leaf: whole(leaf))
 
 
 def whole(leaf: StoredLeaf) -> Any:
