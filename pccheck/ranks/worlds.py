@@ -178,8 +178,8 @@ def _assert_no_store_lost(
             raise RanksError(
                 f"{where}: the stores of {named_ranks(lost)} are empty or not in sight, but "
                 f"{named_ranks(sorted(members[sealed]))} hold step {sealed.step} (counter {sealed.counter}, world size "
-                f"{sealed.world}), which may have been committed. Nothing was changed. Bring those folders back, start with the ranks on the hosts where "
-                "they were, or use another directory to start afresh.",
+                f"{sealed.world}), which may have been committed. Nothing was changed. Bring those folders back, "
+                "start with the ranks on the hosts where they were, or use another directory to start afresh.",
                 lost,
             )
 
