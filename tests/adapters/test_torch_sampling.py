@@ -279,7 +279,7 @@ class Stream(IterableDataset):
     ("make", "reason"),
     [
         (lambda: DataLoader(Numbers(8), 2, shuffle=True), "RandomSampler"),
-        (lambda: DataLoader(Numbers(8), 2), "SequentialSampler"),
+        (lambda: DataLoader(Numbers(8), 2), r"SequentialSampler.*shuffle=False"),
         (lambda: DataLoader(Numbers(8), batch_sampler=BatchSampler(RandomSampler(Numbers(8)), 2, False)), "order"),
         (lambda: DataLoader(Numbers(8), None, sampler=ResumableSampler(8)), "batch_size=None"),
         (lambda: DataLoader(Stream(), 2), "IterableDataset"),

@@ -979,3 +979,23 @@ def test_without_a_checkpoint_nothing_changes():
     before = copy.deepcopy(trainer.state.__pccheck_state__()["model"])
     assert trainer.state.load(None) == 0
     assert same(trainer.state.__pccheck_state__()["model"], before)
+
+
+def test_what_a_restore_passed_over_is_told(tmp_path):
+    model = nn.Linear(4, 4)
+    state = TrainingState(model=model)
+    with pccheck.Checkpointer(tmp_path, keep=2) as ck:
+        for step in (1, 2):
+            ck.save(step, state).durable.result(60)
+    with pccheck.open(tmp_path) as view:
+        newest = tmp_path / view.checkpoint(2).name
+    data = bytearray(newest.read_bytes())
+    data[1 << 16] ^= 1
+    newest.write_bytes(data)
+    with pccheck.Checkpointer(tmp_path, keep=2) as ck:
+        with pytest.warns(RuntimeWarning, match=r"step 1 was loaded; passed over: .*step 2.*digest"):
+            assert state.restore(ck) == 2
+        assert [s.step for s in state.skipped] == [2]
+        ck.save(3, state).durable.result(60)
+        assert state.restore(ck) == 4
+        assert state.skipped == ()

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from pccheck.errors import OptionError, UsageError
 
@@ -201,7 +201,8 @@ class ResumableLoader:
         if differences or type(epoch) is not int or type(position) is not int or epoch < 0 or position < 0:
             raise UsageError(
                 f"the position in the data cannot be gone on with ({'; '.join(differences) or 'it is no position'}): "
-                "give the ResumableSampler what it had, or leave loader= out to begin an epoch anew"
+                "give the ResumableSampler what it had; or begin an epoch anew: leave loader= out of the "
+                "TrainingState, and restore with partial=True"
             )
         self._iteration += 1
         self.sampler.epoch, self.sampler.position = epoch, position
@@ -253,14 +254,25 @@ def _sampler_of(loader: object) -> ResumableSampler:
     found = [loader.sampler, *vars(loader.batch_sampler).values()]
     sampler = next((s for s in found if isinstance(s, ResumableSampler)), None)
     if sampler is None:
-        kind = type(loader.sampler).__qualname__
-        raise UsageError(
-            f"the DataLoader draws from a {kind}, whose order cannot be gone on with: leave shuffle= out and give it "
-            "sampler=pccheck_torch.ResumableSampler(dataset)"
-        )
+        raise UsageError(_no_position(loader))
     if isinstance(loader.dataset, Sized) and len(loader.dataset) != sampler.length:
         raise UsageError(f"the sampler is of {sampler.length} samples, the dataset has {len(loader.dataset)}")
     return sampler
+
+
+def _no_position(loader: DataLoader[Any]) -> str:
+    """Tell why the order of a DataLoader cannot be gone on with, and what gives the same order and can."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    sampler = loader.sampler if inner is None else inner
+    why = f"the DataLoader draws from a {type(sampler).__qualname__}, whose order cannot be gone on with: "
+    if type(sampler) is SequentialSampler:
+        return why + "give it sampler=pccheck_torch.ResumableSampler(dataset, shuffle=False)"
+    if type(sampler) is RandomSampler:
+        return why + "leave shuffle= out and give it sampler=pccheck_torch.ResumableSampler(dataset)"
+    return why + (
+        "put the selection into the dataset (torch.utils.data.Subset), and give the DataLoader a "
+        "pccheck_torch.ResumableSampler of that"
+    )
 
 
 def _remade(loader: DataLoader[Any], batches: _Batches, generator: torch.Generator | None) -> DataLoader[Any]:

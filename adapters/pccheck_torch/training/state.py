@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, MutableMapping
 from typing import Any, final
 
@@ -57,7 +58,8 @@ class TrainingState:
         UsageError: something is of a type that cannot be its part.
     """
 
-    __slots__ = ("__weakref__", "_ema", "_extras", "_made", "mismatches")  # so that `state.tokens = 1` is an error
+    # So that `state.tokens = 1` is an error.
+    __slots__ = ("__weakref__", "_ema", "_extras", "_made", "mismatches", "skipped")
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class TrainingState:
     ) -> None:
         self._extras: dict[str, Any] = extras
         self.mismatches: tuple[pccheck.Mismatch, ...] = ()
+        self.skipped: tuple[pccheck.Skipped, ...] = ()
         self._ema = {"ema": ema}
         made: dict[str, Section | None] = {
             "model": None if model is None else grouped(model, _module),
@@ -128,7 +131,8 @@ class TrainingState:
         """Load a restored checkpoint: give the step to go on with, 0 where there was none.
 
         Models are filled in place, optimizers through their `load_state_dict`, the random generators last. What `ck`
-        still captures must be waited for first (`ck.fence()`), which `ck.restore()` has done.
+        still captures must be waited for first (`ck.fence()`), which `ck.restore()` has done. What the restore passed
+        over, since it is damaged, is warned about and left in `self.skipped`.
 
         Args:
             restored: what `Checkpointer.restore` gave.
@@ -138,13 +142,17 @@ class TrainingState:
         Raises:
             MismatchError: lists everything missing, unexpected, or of another shape or dtype; nothing was changed.
         """
-        self.mismatches = ()
+        self.mismatches = self.skipped = ()
         if restored is None:
             return 0
+        self.skipped = tuple(restored.skipped)
         stored = restored.state
         self.mismatches = tuple(self._check(stored))
         if self.mismatches and not partial:
             raise MismatchError(self.mismatches)
+        if self.skipped:  # who is given a number only would never look
+            told = "; ".join(map(str, self.skipped[:3]))
+            warnings.warn(f"step {restored.step} was loaded; passed over: {told}", RuntimeWarning, stacklevel=2)
         sections = self._sections
         for name in _LOADED:
             if name in sections and isinstance(stored, Mapping) and name in stored:
