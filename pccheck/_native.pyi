@@ -1,7 +1,7 @@
 """The native data path: native threads, no interpreter lock (floor 1: imports errors)."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 from typing_extensions import Buffer
 
@@ -124,6 +124,40 @@ def copy_pieces(
 
 def digest_pieces(addresses: Buffer | Sequence[int], lengths: Buffer | Sequence[int]) -> bytes:
     """Give XXH3-128 of each piece of memory, 16 bytes each; those below 256 bytes are taken with zeros up to there."""
+
+def describe_arrays(cls: type, arrays: Sequence[Any], /) -> bytes:
+    """Give what DLPack tells of arrays of a class or its subclasses, but for addresses: device, dtype, shape, strides.
+
+    Raises TypeError for an item of another class, AttributeError or BufferError where the class has no DLPack exchange
+    table of major version 1, and what the class raises for an array that DLPack cannot describe.
+    """
+
+def check_arrays(cls: type, arrays: Sequence[Any], description: Buffer, addresses: Buffer, /) -> int:
+    """Write the address of each array, and give -1 where they are as described; else the first index that is not so.
+
+    `addresses` is writable and holds 8 bytes per array; 0 = an array without memory. Beyond a changed array nothing is
+    asked. Raises as `describe_arrays`, and ValueError where `addresses` is of another length.
+    """
+
+@final
+class Hold:
+    """Memory of arrays that is kept as it is until this is dropped; its length is how many. Not made by callers."""
+
+    def __len__(self) -> int: ...
+
+def hold_buffers(exporters: Sequence[Any], addresses: Buffer, /) -> Hold:
+    """Take a buffer of each exporter, and write where it begins into `addresses`, 8 bytes each.
+
+    An exporter has the buffer protocol, or is a DLPack capsule ("dltensor", or "dltensor_versioned" of major version 1)
+    of host memory, which stays unused. Raises ValueError where `addresses` is of another length, BufferError for what
+    is not in C order, TypeError for what exports no buffer, and what an exporter raises; then nothing is kept.
+    """
+
+def contents(containers: Sequence[list[Any] | tuple[Any, ...] | dict[Any, Any]], /) -> bytes:
+    """Give how many items each container has and the identity of each: of a dict, of each key and value.
+
+    The items themselves are not looked at, not even for a reference. Raises TypeError for any other container.
+    """
 
 def load64(buffer: Buffer, offset: int, /) -> int:
     """Give the 64-bit number at `offset`: one sequentially consistent atomic read of aligned memory."""

@@ -7,7 +7,7 @@ and no moment. What does change is copied by value within `save()`: everything t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self, final
@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 import pccheck
+from pccheck import dlpack
 from pccheck.errors import ClosedError, ForkedError, UsageError
 from pccheck_torch.owned import NOBODY, Table, extents, local, provable, tensors_in, tensors_of
 
@@ -157,8 +158,9 @@ class Attachment:
 
     def version(self) -> object:
         """Give what changes when an owned tensor is freed, loaded, added or taken away, or a step begins or ends."""
-        shape = [(len(o.state), *map(_group_id, o.param_groups)) for o in self._optimizers]
-        return self._changes, self._stepping, tuple(shape)
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        sizes = [(len(optimizer.state), len(optimizer.param_groups)) for optimizer in self._optimizers]
+        return self._changes, self._stepping, sizes, dlpack.contents(groups)
 
     def owners(self, kind: str, values: Sequence[Any]) -> Sequence[int]:
         """Give the owner of each leaf: whose memory it lies in, all of it; -1 for what is not provably somebody's."""
@@ -216,7 +218,3 @@ def _runs_hooks(optimizer: Optimizer) -> bool:
     """Tell whether a step runs hooks: `Optimizer.__init__` wraps the step of the class, and marks it so."""
     marked = hasattr(type(torch.optim.SGD([torch.empty(0, device="cpu")], lr=0.0)).step, "hooked")  # in this torch
     return hasattr(optimizer, "_optimizer_step_pre_hooks") and (not marked or hasattr(type(optimizer).step, "hooked"))
-
-
-def _group_id(group: Mapping[str, Any]) -> int:
-    return hash(tuple(map(id, group["params"])))

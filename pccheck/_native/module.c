@@ -162,6 +162,10 @@ static PyMethodDef functions[] = {
     {"read_chunks", METHOD(read_chunks), METH_VARARGS | METH_KEYWORDS, NULL},
     {"copy_pieces", METHOD(copy_pieces), METH_VARARGS | METH_KEYWORDS, NULL},
     {"digest_pieces", METHOD(digest_pieces), METH_VARARGS | METH_KEYWORDS, NULL},
+    {"describe_arrays", describe_arrays, METH_VARARGS, NULL},
+    {"check_arrays", check_arrays, METH_VARARGS, NULL},
+    {"hold_buffers", hold_buffers, METH_VARARGS, NULL},
+    {"contents", contents, METH_O, NULL},
     {"load64", load64, METH_VARARGS, NULL},
     {"store64", store64, METH_VARARGS, NULL},
     {"cas64", cas64, METH_VARARGS, NULL},
@@ -183,7 +187,8 @@ static int module_exec(PyObject *module) {
   state->job_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &job_spec, NULL);
   state->layout_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &layout_spec, NULL);
   state->pipeline_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &pipeline_spec, NULL);
-  PyTypeObject *types[] = {state->job_type, state->layout_type, state->pipeline_type};
+  state->hold_type = (PyTypeObject *)(void *)PyType_FromModuleAndSpec(module, &hold_spec, NULL);
+  PyTypeObject *types[] = {state->job_type, state->layout_type, state->pipeline_type, state->hold_type};
   for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
     if (!types[i] || PyModule_AddType(module, types[i])) return -1;
   }
@@ -195,6 +200,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
   Py_VISIT(state->job_type);
   Py_VISIT(state->layout_type);
   Py_VISIT(state->pipeline_type);
+  Py_VISIT(state->hold_type);
   Py_VISIT(state->closed_error);
   Py_VISIT(state->forked_error);
   return 0;
@@ -205,6 +211,7 @@ static int module_clear(PyObject *module) {
   Py_CLEAR(state->job_type);
   Py_CLEAR(state->layout_type);
   Py_CLEAR(state->pipeline_type);
+  Py_CLEAR(state->hold_type);
   Py_CLEAR(state->closed_error);
   Py_CLEAR(state->forked_error);
   return 0;

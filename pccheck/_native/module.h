@@ -11,7 +11,7 @@
 #define METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
 typedef struct module_state {
-  PyTypeObject *job_type, *layout_type, *pipeline_type;
+  PyTypeObject *job_type, *layout_type, *pipeline_type, *hold_type;
   PyObject *closed_error, *forked_error; /* of pccheck.errors */
 } module_state;
 
@@ -57,6 +57,27 @@ extern PyType_Spec layout_spec;
 /* module_pieces.c */
 PyObject *copy_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *digest_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
+
+/* module_dlpack.c */
+typedef struct dl_tensor { /* DLPack 1.3: https://dmlc.github.io/dlpack/latest/c_api.html */
+  void *data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t type_code, type_bits;
+  uint16_t type_lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} dl_tensor;
+
+PyObject *describe_arrays(PyObject *module, PyObject *args);
+PyObject *check_arrays(PyObject *module, PyObject *args);
+
+/* module_hold.c */
+extern PyType_Spec hold_spec;
+PyObject *hold_buffers(PyObject *module, PyObject *args);
+
+/* module_objects.c */
+PyObject *contents(PyObject *module, PyObject *containers);
 
 /* module_read.c */
 PyObject *read_chunks(PyObject *module, PyObject *args, PyObject *kwargs);

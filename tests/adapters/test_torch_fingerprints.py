@@ -1,10 +1,9 @@
-"""What a plan depends on is noticed on every save: by torch's check of all tensors at once, and in public words."""
+"""What a plan depends on is noticed on every save: by one native call for all tensors, and in torch's own words."""
 
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
+import itertools
 import weakref
 
 import pytest
@@ -12,8 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pccheck_torch import kind  # noqa: E402
-from pccheck_torch.leaves import fingerprints  # noqa: E402
+from pccheck_torch.leaves.dense import DTYPES, QUANTIZED  # noqa: E402
 from pccheck_torch.leaves.fingerprints import DenseFingerprint  # noqa: E402
+
+from pccheck import dlpack  # noqa: E402
 
 Parameter = torch.nn.Parameter
 
@@ -22,7 +23,7 @@ Parameter = torch.nn.Parameter
 def how(request, monkeypatch):
     """Ask in both ways."""
     if request.param == "one by one":
-        monkeypatch.setattr(fingerprints, "can_check_at_once", lambda: False)
+        monkeypatch.setattr(dlpack, "described", lambda cls, arrays: None)
     return request.param
 
 
@@ -117,21 +118,12 @@ def test_the_mode_of_torch_makes_no_difference(first, later):
         assert not kind.unchanged(values, fingerprint)
 
 
-def test_after_a_change_of_mode_all_are_asked_at_once_again():
-    assert fingerprints.can_check_at_once(), "this torch is asked one by one: saves of many tensors take longer"
-    values = base()
-    fingerprint = DenseFingerprint(values)
-    asked = []
+def test_with_the_extension_all_tensors_are_asked_at_once():
+    if not dlpack.NATIVE or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch is asked one by one: saves of many tensors take longer")
     with pytest.MonkeyPatch.context() as patch:
-        one_by_one = DenseFingerprint._asked_one_by_one
-        patch.setattr(DenseFingerprint, "_asked_one_by_one", lambda self, t: asked.append(1) or one_by_one(self, t))
-        assert fingerprint.fits(values)
-        with torch.inference_mode():
-            assert fingerprint.fits(values)
-            assert asked == [1]
-            assert fingerprint.fits(values)
-            assert fingerprint.fits(values)
-        assert asked == [1]
+        patch.setattr("pccheck_torch.leaves.fingerprints._Words", None)
+        assert DenseFingerprint(base()).addresses(base()) is not None
 
 
 def test_the_same_tensor_twice_is_no_change():
@@ -155,31 +147,39 @@ def test_a_fingerprint_keeps_no_tensor_alive(how):
     assert fingerprint is not None
 
 
-def test_a_torch_whose_check_notices_less_is_not_trusted(monkeypatch):
-    fingerprints.can_check_at_once.cache_clear()
-    try:
-        monkeypatch.setattr(fingerprints, "_check_of", lambda *tensors: lambda *others: True)
-        assert not fingerprints.can_check_at_once()
-        fingerprints.can_check_at_once.cache_clear()
-
-        def gone(*tensors):
-            raise ImportError
-
-        monkeypatch.setattr(fingerprints, "_check_of", gone)
-        assert not fingerprints.can_check_at_once()
-        test_every_change_is_noticed("dtype", "one by one")
-    finally:
-        fingerprints.can_check_at_once.cache_clear()
+def dtypes():
+    """Give those of which there are tensors."""
+    for name, dtype in DTYPES.items():
+        if name not in QUANTIZED:
+            try:
+                torch.empty(4, dtype=dtype)
+            except (RuntimeError, TypeError):
+                continue
+            yield dtype
 
 
-def test_the_check_is_found_trustworthy_in_any_mode_and_without_a_word():
-    program = (
-        "import warnings, torch\n"
-        "warnings.simplefilter('error')\n"
-        "from pccheck_torch.leaves.fingerprints import can_check_at_once as can\n"
-        "for mode in (torch.inference_mode(), torch.no_grad(), torch.device('meta'), torch.autocast('cpu')):\n"
-        "    can.cache_clear()\n"
-        "    with mode: assert can(), mode\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+def test_no_two_dtypes_are_taken_for_one_another(how):
+    found = list(dict.fromkeys(dtypes()))
+    assert {torch.uint8, torch.bfloat16, torch.bool, torch.complex64} <= set(found)
+    planned = {dtype: DenseFingerprint([torch.empty(4, dtype=dtype)]) for dtype in found}
+    for before, after in itertools.product(found, found):
+        try:
+            same = planned[before].addresses([torch.empty(4, dtype=after)]) is not None
+        except RuntimeError:  # DLPack has no name for it
+            same = False
+        assert same == (before == after), (before, after)
+
+
+def test_addresses_come_with_the_answer(how):
+    values = base()
+    fingerprint = DenseFingerprint(values)
+    values[0].data = torch.zeros(4, 6)
+    assert fingerprint.addresses(values).tolist() == [t.data_ptr() for t in values]
+    dense = [values[0], values[2]]
+    assert kind.located(dense, kind.fingerprint(dense)).tolist() == [t.data_ptr() for t in dense]
+    told = kind.fingerprint(dense)
+    dense[1].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="freed"):
+        kind.located(dense, told)
+    assert kind.located([torch.ones(4, 6), torch.ones(1, 2)], told) is None

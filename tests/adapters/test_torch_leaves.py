@@ -397,6 +397,9 @@ class WithoutTorch:
     def like(self, value):
         return self.kinds.like(value)
 
+    def container(self, value):
+        return self.kinds.container(value)
+
 
 def test_without_torch_tensors_come_back_as_numpy():
     channels = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)

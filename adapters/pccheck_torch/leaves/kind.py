@@ -65,6 +65,13 @@ class TorchKind(LeafKind):
         """Tell whether all of that is still so; may raise where it is not."""
         return bool(fingerprint.fits(values))
 
+    def located(self, values: Sequence[Any], fingerprint: Any) -> Sequence[int] | None:
+        """Give where the first element of each leaf lies if all of that is still so, else None; may raise as both."""
+        found = fingerprint.dense_addresses(values) if fingerprint.all_dense else None
+        if found is None:
+            return None if fingerprint.all_dense else super().located(values, fingerprint)
+        return _allocated(found)
+
     def addresses(self, values: Sequence[Any]) -> Sequence[int]:
         """Give where the first element of each leaf lies; raises for a tensor whose storage was freed."""
         if dense.TENSORS.issuperset(map(type, values)):
@@ -74,9 +81,7 @@ class TorchKind(LeafKind):
                 found = np.fromiter(map(_address, values), np.uint64, len(values))
         else:
             found = _addresses(values)
-        if not found.all():
-            raise ValueError("the storage of a tensor was freed")
-        return found  # type: ignore[return-value]
+        return _allocated(found)
 
     def divisible(self, spec: LeafSpec) -> bool:
         """Tell whether the bytes are the elements alone, in C order."""
@@ -176,14 +181,17 @@ class _Fingerprint:
         taken = {*self._dense, *self._sharded}
         others = [i for i in numbers if i not in taken]
         self._others = {i: _told(values[i]) for i in others}
-        self._all_dense = len(self._dense) == len(values)
+        self.all_dense = len(self._dense) == len(values)
         self._pick_dense, self._pick_sharded = _picker(self._dense), _picker(self._sharded)
         self._of_dense = DenseFingerprint(self._pick_dense(values))
         self._of_dtensors = sharded.Fingerprint(self._pick_sharded(values)) if self._sharded else None
 
+    def dense_addresses(self, values: Sequence[Any]) -> NDArray[np.uint64] | None:
+        return self._of_dense.addresses(values if self.all_dense else self._pick_dense(values))
+
     def fits(self, values: Sequence[Any]) -> bool:
         return (
-            self._of_dense.fits(values if self._all_dense else self._pick_dense(values))
+            self.dense_addresses(values) is not None
             and (self._of_dtensors is None or self._of_dtensors.fits(self._pick_sharded(values)))
             and all(_told(values[i]) == told for i, told in self._others.items())
         )
@@ -205,6 +213,12 @@ def _told(value: Any) -> object:
     if parts.has_parts(value):
         return parts.describe(value)
     return plain.describe_meta(value) if plain.is_meta(value) else object()
+
+
+def _allocated(addresses: NDArray[np.uint64]) -> Sequence[int]:
+    if not addresses.all():
+        raise ValueError("the storage of a tensor was freed")
+    return addresses  # type: ignore[return-value]
 
 
 def _addresses(values: Sequence[Any]) -> NDArray[np.uint64]:

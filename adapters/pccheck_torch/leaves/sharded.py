@@ -228,7 +228,7 @@ class Fingerprint:
         if not all(map(operator.is_, map(_spec, values), self._specs)) and list(map(_facts, values)) != self._facts:
             return False
         gradients = [(v.requires_grad, v.is_leaf) for v in values] == [f[4:6] for f in self._facts]
-        return gradients and self._locals.fits(locals_of(values))
+        return gradients and self._locals.addresses(locals_of(values)) is not None
 
 
 def _facts(value: Any) -> tuple[Any, ...]:

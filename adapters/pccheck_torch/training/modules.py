@@ -1,8 +1,8 @@
 """A model's state without a new state dict per save (imports torch, pccheck.errors).
 
 `state_dict()` of 3,000 parameters takes 5 ms, and gives tensors that go on showing the old memory when a parameter is
-given another. So it is made once; before each save it is proved, by `map` of C functions alone, that the modules hold
-the same tensors under the same names, and that each still has the memory that the state dict shows.
+given another. So it is made once; before each save it is proved, by C functions alone, that the modules hold the same
+tensors under the same names, and that each still has the memory that the state dict shows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, final
 
 import torch
@@ -18,8 +17,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pccheck import dlpack
 from pccheck.leaves import StoredLeaf
 from pccheck_torch.leaves.dense import dtype_name
+from pccheck_torch.leaves.fingerprints import MemoryFingerprint
 from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, is_dtensor, names, place
 
 _dtype = operator.attrgetter("dtype")
@@ -211,8 +212,8 @@ class _Watch:
         self._filled = [d for d in (*tables, *besides) if d]
         self._lengths = list(map(len, self._filled))
         self._tables = [table for table in tables if table]
-        self._names = list(chain.from_iterable(self._tables))
-        self._held = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._held = [dict(table) for table in self._tables]  # alive: so that identity says it all
+        self._contents = dlpack.contents(self._tables)
         self._pre_hooks = list(_pre_hooks(module))
         self._extra = list(_extra(module, live))
         extra = {name for name, _ in self._extra}
@@ -221,7 +222,10 @@ class _Watch:
         self._sharded = [(t, s) for t, s in pairs if is_dtensor(t)]
         plain = [(t, s) for t, s in pairs if not is_dtensor(t)]
         self._live, self._shown = [t for t, _ in plain], [s for _, s in plain]
-        self._dtypes = list(map(_dtype, self._live))
+        self._memory = MemoryFingerprint(self._shown)
+        addresses = self._memory.addresses(self._shown)
+        assert addresses is not None, "they are as they were a moment ago"
+        self._addresses = addresses.tobytes()
 
     def holds(self) -> bool:
         """Tell whether all is as it was, after having run what `state_dict()` would run first."""
@@ -230,16 +234,25 @@ class _Watch:
         return (
             not any(self._empty)
             and list(map(len, self._filled)) == self._lengths
-            and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tables)), self._held))
-            and list(chain.from_iterable(self._tables)) == self._names
-            and all(map(Tensor.is_set_to, self._live, self._shown))
-            and list(map(_dtype, self._live)) == self._dtypes
+            and dlpack.contents(self._tables) == self._contents
+            and self._memory_holds()
             and self._shards_hold()
         )
 
     def extra_states(self) -> Iterator[tuple[str, Any]]:
         """Give what modules give beside their tensors, as it is now."""
         return ((name, module.get_extra_state()) for name, module in self._extra)
+
+    def _memory_holds(self) -> bool:
+        """Tell whether the tensors still have the memory that the state dict shows, and see it alike.
+
+        Both are asked: memory that the state dict shows may have been freed, and given to its parameter again.
+        """
+        try:
+            found = [self._memory.addresses(tensors) for tensors in (self._live, self._shown)]
+        except Exception:  # a tensor that is not strided any more: the state dict made anew shows it
+            return False
+        return all(f is not None and self._addresses == f.tobytes() for f in found)
 
     def _shards_hold(self) -> bool:
         live, shown = [t for t, _ in self._sharded], [s for _, s in self._sharded]

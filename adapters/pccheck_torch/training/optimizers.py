@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pccheck import dlpack
 from pccheck.leaves import StoredLeaf
 from pccheck_torch.leaves.dense import DTYPES
 from pccheck_torch.training.sections import KIND, Problems, Section, as_stored, facts_of, is_dtensor, names, told
@@ -34,6 +35,7 @@ class OptimizerSection(Section):
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._params: list[Any] = []
+        self._contents = b""
         self._numbers: list[list[int]] = []  # of the parameters of each group
         self._keys: list[Any] = []
         self._inner: list[Any] = []
@@ -56,8 +58,7 @@ class OptimizerSection(Section):
     def _holds(self) -> bool:
         groups, state = self._optimizer.param_groups, self._optimizer.state
         return (
-            list(map(len, map(_params, groups))) == list(map(len, self._numbers))
-            and all(map(operator.is_, chain.from_iterable(map(_params, groups)), self._params))
+            dlpack.contents(list(map(_params, groups))) == self._contents
             and len(state) == len(self._keys)
             and all(map(operator.is_, state.keys(), self._keys))
             and all(map(operator.is_, state.values(), self._inner))
@@ -65,7 +66,8 @@ class OptimizerSection(Section):
 
     def _learn(self) -> None:
         groups, state = self._optimizer.param_groups, self._optimizer.state
-        self._params = list(chain.from_iterable(map(_params, groups)))
+        self._params = list(chain.from_iterable(map(_params, groups)))  # alive: so that identity says it all
+        self._contents = dlpack.contents(list(map(_params, groups)))
         packed = self._optimizer.state_dict()
         self._numbers = [group["params"] for group in packed["param_groups"]]
         self._state = packed["state"]
