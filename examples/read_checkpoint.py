@@ -78,7 +78,8 @@ def read_leaf(file, manifest, leaf):
 
 def as_array(leaf, data):
     """Give the leaf as a NumPy array; small floats as float32, other types that NumPy lacks as raw bytes."""
-    name, extra, shape = leaf["dtype"], leaf.get("extra", {}), tuple(leaf["shape"])
+    name, extra = leaf["dtype"], leaf.get("extra", {})
+    shape = tuple(leaf["box"][1] if leaf.get("box") else leaf["shape"])  # of a part: its sizes
     if leaf["kind"] in ("str", "bytes"):
         return np.frombuffer(data, np.uint8)
     if name == "bfloat16":

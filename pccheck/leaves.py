@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, final
 
+from pccheck.containers import ContainerKind
 from pccheck.devices import DeviceBytes as DeviceBytes
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.state.boxes import Box as Box
@@ -28,7 +29,8 @@ class LeafSpec:
         shape: global shape.
         nbytes: how many bytes are stored here: those of the box.
         extra: small JSON. "stride" is the same for all kinds: strides, in elements, of bytes that are dense but not in
-            C order. The rest only the adapter reads (requires_grad, fields of a structured dtype, ...).
+            C order; "bits" the name of the dtype as which NumPy reads elements of a dtype that it does not have. The
+            rest only the adapter reads (requires_grad, fields of a structured dtype, ...).
         box: the part of the global array that is stored here, in C order; None = all of it. Only a box that is all of
             the array may have "stride".
     """
@@ -60,10 +62,12 @@ class StoredLeaf:
     Args:
         path: where in the state.
         spec: what it is; `spec.box` is the part that the rank of this tree stored.
+        boxes: these parts where it stored several that do not make the whole; `spec.box` is then the first of them.
     """
 
     path: str
     spec: LeafSpec
+    boxes: tuple[Box, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +129,45 @@ class LeafKind(ABC):
         """
         return [self.host_bytes(value).address for value in values]  # type: ignore[union-attr]
 
+    def located(self, values: Sequence[Any], fingerprint: Any) -> Sequence[int] | None:
+        """Give what `addresses` gives, if `unchanged`, else None; may raise as either does.
+
+        Asked in place of both where all leaves have an alias: a kind that finds both out in one go does so here.
+        """
+        return self.addresses(values) if self.unchanged(values, fingerprint) else None
+
+    def hold(self, values: Sequence[Any]) -> object:
+        """Give what, beside the leaves, must be kept so that their memory stays as it is until it was captured.
+
+        Asked on every save, of leaves whose bytes are read in place, before `addresses`: an array library that may give
+        away the memory of a living array (JAX's donation) says here what forbids it.
+        """
+        return None
+
+    def held_at(self, values: Sequence[Any], fingerprint: Any) -> tuple[object, Sequence[int]] | None:
+        """Give what `hold` and then `addresses` give, if `unchanged`, else None; may raise as any of them does.
+
+        Asked in place of the three about the leaves that are read in place and have an alias, where all of one have the
+        other: a kind that finds them out in one go does so here.
+        """
+        return (self.hold(values), self.addresses(values)) if self.unchanged(values, fingerprint) else None
+
+    def parts(self, value: Any) -> int:
+        """Give in how many parts a leaf is stored here, 1..: more than 1 for arrays that are spread over devices.
+
+        Asked when a state is planned. Of a leaf with several parts, `part(n)` is asked what else is asked of a kind,
+        with the whole leaf as the value; each part is a box of the global array, and no two overlap. Leaves that are
+        stored in other numbers of parts must have other fingerprints.
+        """
+        return 1
+
+    def part(self, number: int) -> LeafKind:
+        """Give the kind that answers for part `number`, from 0, of leaves of several parts; the same object each time.
+
+        Its name is that of this kind.
+        """
+        raise NotImplementedError(f"leaves of kind {self.name} have no parts")
+
     def divisible(self, spec: LeafSpec) -> bool:
         """Tell whether a leaf's bytes are its elements alone, in C order, so that some of its rows can be stored alone.
 
@@ -165,6 +208,24 @@ class LeafKind(ABC):
     @abstractmethod
     def convert(self, value: Any, like: Any) -> Any:
         """Give a restored leaf of this kind with the device (and other placement) of `like`; same dtype and shape."""
+
+    def boxes(self, like: Any) -> Sequence[Box] | None:
+        """Give the boxes of the global array that `join` needs for a leaf of `like`; None = `convert` makes it.
+
+        Equal boxes are read once, but each is given to `join`. Each is made by `build`, of a spec with that box.
+        """
+        return None
+
+    def join(self, values: Sequence[Any], like: Any) -> Any:
+        """Give a leaf with the placement of `like` out of restored local arrays, one of each of its `boxes`."""
+        raise NotImplementedError(f"leaves of kind {self.name} are not joined of parts")
+
+    def casts(self, spec: LeafSpec, like: Any) -> bool:
+        """Tell whether `convert` and `join` give a stored leaf the dtype of `like`, should it be another one.
+
+        `spec` is one of this kind: what `adopt` gave, for a leaf of another.
+        """
+        return False
 
     def placement(self, like: Any) -> Hashable | None:
         """Give what is equal for leaves of `like` of which `convert` makes the same: so tied leaves stay tied.
@@ -219,6 +280,9 @@ class KindTable(Protocol):
 
     def like(self, value: object) -> tuple[LeafKind, LeafSpec] | None:
         """Give the kind and spec that a leaf of `like` asks for, abstract arrays included; None if it is no array."""
+
+    def container(self, value: object) -> ContainerKind | None:
+        """Give what opens a container that the core does not know, by its class; None if nothing does."""
 
 
 @final

@@ -213,7 +213,8 @@ def assert_whole(medium: Medium, record: Record) -> None:
 
 def leaves_in(manifest: Manifest, start: int, length: int) -> list[str]:
     """Give the paths of the leaves that have bytes in this part of the byte space."""
-    return [e.path for e in manifest.leaves if e.nbytes and e.offset < start + length and start < e.offset + e.nbytes]
+    found = (e.path for e in manifest.leaves if e.nbytes and e.offset < start + length and start < e.offset + e.nbytes)
+    return list(dict.fromkeys(found))  # a leaf may have several parts there
 
 
 def _read(medium: Medium, offset: int, length: int) -> memoryview:

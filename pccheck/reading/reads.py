@@ -18,10 +18,12 @@ from pccheck.errors import FormatError, named_ranks
 from pccheck.leaves import dense_strides
 from pccheck.reading.gathering import Copying, Gathered, Place, gather, own_rooms
 from pccheck.state.boxes import Box
+from pccheck.state.entries import LeafEntry, StoredLeaves, firsts, parts_of
 from pccheck.state.fit import Want
-from pccheck.state.manifest import LeafEntry, Manifest
+from pccheck.state.manifest import Manifest
 from pccheck.state.mismatch import told
 from pccheck.state.transfer import Transfer, overlapping
+from pccheck.state.wanting import Ask, as_stored
 from pccheck.storage.medium import Medium
 
 _EMPTY = memoryview(bytearray())
@@ -59,22 +61,22 @@ class Reads:
     """Collects what is wanted, then says what to read of each rank. Used by one thread."""
 
     def __init__(self) -> None:
-        self._keys: dict[int, Key] = {}  # of each leaf that is wanted
+        self._keys: dict[Ask, Key] = {}  # of all that is wanted
         self._places: dict[Key, tuple[int, Place]] = {}
         self._parts: dict[Key, _Part] = {}
         self._data: dict[Key, memoryview] = {}
         self._copies: list[tuple[Key, Key, str]] = []  # what must have equal bytes, and what to say otherwise
 
-    def want_stored(self, index: int, source: Source) -> None:
-        """Want leaf `index` as this rank stored it."""
+    def want_stored(self, ask: Ask, source: Source) -> None:
+        """Want a leaf as this rank stored it."""
         if (key := self._stored(source)) is not None:
-            self._keys[index] = key
+            self._keys[ask] = key
 
-    def want_box(self, index: int, box: Box, sources: Sequence[Source]) -> None:
-        """Want a part of leaf `index`, in C order.
+    def want_box(self, ask: Ask, box: Box, sources: Sequence[Source]) -> None:
+        """Want a part of a leaf, in C order.
 
         Args:
-            index: of the leaf.
+            ask: what it will be asked for by.
             box: the part of the global array.
             sources: what ranks store of it; the first that is exactly this part is taken, if any is.
 
@@ -95,7 +97,7 @@ class Reads:
                 key = self._part(box, [same[min(n, len(same) - 1)] for same in holders.values()], sources)
             if key is None:
                 return
-            first = self._keys.setdefault(index, key)
+            first = self._keys.setdefault(ask, key)
             if key != first:
                 self._copies.append((first, key, _differing(box, holders.values())))
 
@@ -110,13 +112,13 @@ class Reads:
         itemsize = _checked(box, used, sources)
         if not itemsize:
             return None
-        key = (box, tuple((source.rank, source.place) for source in used))
+        key = (box, tuple((source.rank, source.place, source.box) for source in used))
         self._parts[key] = _Part(box, itemsize, tuple(used))
         return key
 
-    def key(self, index: int) -> Key | None:
+    def key(self, ask: Ask) -> Key | None:
         """Give what is equal for leaves that share their bytes, None for one without bytes."""
-        return self._keys.get(index)
+        return self._keys.get(ask)
 
     def of_ranks(self, path: str) -> dict[int, tuple[list[Place], list[Copying]]]:
         """Allocate what parts are put together in, and give what `gather` is to read of each rank.
@@ -149,35 +151,37 @@ class Reads:
         needed = set(self._keys.values())
         self._data = {key: data for key, data in self._data.items() if key in needed}
 
-    def data(self, index: int) -> memoryview:
-        """Give the bytes of a wanted leaf: the same memory for leaves with the same key."""
-        key = self._keys.get(index)
+    def data(self, ask: Ask) -> memoryview:
+        """Give the bytes of what was wanted: the same memory for leaves with the same key."""
+        key = self._keys.get(ask)
         return _EMPTY if key is None else self._data[key]
 
 
 def read_wanted(
     medium: Medium, manifest: Manifest, wants: Sequence[Want] | None, *, threads: int
-) -> tuple[Callable[[int], memoryview], bool]:
-    """Read what is wanted of one slot alone; give what gives the bytes of each leaf, and whether all chunks were read.
+) -> tuple[Callable[[Ask], memoryview], bool]:
+    """Read what is wanted of one slot alone; give what gives the bytes of each Want, and whether all chunks were read.
 
     Args:
         medium: the slot.
         manifest: its manifest.
-        wants: leaves and parts of them that lie in what is stored here; None = every leaf as it is stored.
+        wants: leaves and parts of them that lie in what is stored here; None = every leaf as it is stored, in one where
+            its parts make a whole.
         threads: how many chunks are read at once, 1..64.
 
     Errors as in `gather`, and FormatError for a part of elements that are stored packed.
     """
-    reads, rank = Reads(), manifest.rank
+    reads, rank, leaves = Reads(), manifest.rank, manifest.leaves
     if wants is None:
-        for index, entry in enumerate(manifest.leaves):
-            reads.want_stored(index, Source(rank, entry))
-    for want in wants or ():
-        source = Source(rank, manifest.leaves[want.index])
-        if want.spec.box is None or want.spec == source.entry.spec():
-            reads.want_stored(want.index, source)
+        stored = StoredLeaves.of(leaves)
+        wants = [want for index in firsts(leaves) for want in as_stored(index, stored, lambda name: None)]
+    for want in wants:
+        parts = [Source(rank, entry) for entry in parts_of(leaves, want.index)]
+        box = want.spec.box
+        if (box is None and len(parts) == 1) or want.spec == parts[0].entry.spec():
+            reads.want_stored(want.ask, parts[0])
         else:
-            reads.want_box(want.index, want.spec.box, [source])
+            reads.want_box(want.ask, Box.whole(want.spec.shape) if box is None else box, parts)
     places, copyings = reads.of_ranks(medium.path).get(rank, ([], []))
     gathered = gather(medium, manifest, places, copyings, threads=threads)
     reads.add(rank, gathered)

@@ -30,6 +30,7 @@ from pccheck.state import assembly
 from pccheck.state.fit import Fit
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
+from pccheck.state.wanting import Ask
 from pccheck.storage.medium import Medium
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Loaded:
         record: its record.
         name: the file it was read from.
         manifest: its manifest.
-        read: gives the bytes of one wanted leaf, or of its wanted part, by the leaf's place in the manifest.
+        read: gives the bytes of what a Want asks for.
         whole: every chunk of it was read and verified.
         skipped: what was passed over, newest first.
         fit: how it fits `like`, where one was given.
@@ -64,7 +65,7 @@ class Loaded:
     record: Record
     name: str
     manifest: Manifest
-    read: Callable[[int], memoryview] = field(repr=False)
+    read: Callable[[Ask], memoryview] = field(repr=False)
     whole: bool = True
     skipped: tuple[Skipped, ...] = ()
     fit: Fit | None = field(default=None, repr=False)

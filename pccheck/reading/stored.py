@@ -13,9 +13,10 @@ from pccheck.reading.reader import DEFAULT_THREADS, confirm, opened, read_manife
 from pccheck.reading.reads import no_such_leaf, read_wanted
 from pccheck.reading.restoring import Candidate, Loaded, Restored, assemble, fitting
 from pccheck.state.assembly import Builder
-from pccheck.state.fit import Want
+from pccheck.state.entries import LeafEntry, StoredLeaves, firsts
 from pccheck.state.kinds import kind_of
 from pccheck.state.manifest import Manifest
+from pccheck.state.wanting import Ask, as_stored
 from pccheck.storage import fileio
 from pccheck.storage.medium import Medium
 
@@ -42,7 +43,8 @@ class Checkpoint:
 
     def paths(self) -> list[str]:
         """Give the paths of the leaves, in the order of the state."""
-        return [leaf.path for leaf in self._manifest.leaves]
+        leaves = self._manifest.leaves
+        return [leaves[index].path for index in firsts(leaves)]
 
     def state(self, like: Any = None, partial: bool = False) -> Any:
         """Give the whole state, every byte verified; `restore` gives the mismatches of `partial` as well."""
@@ -75,7 +77,10 @@ class Checkpoint:
             DamagedError, MismatchError, ReusedError, MediumError: as `restore`.
         """
         fit = fitting(like)(self._manifest)
-        if fit is not None and any(want.spec.box is not None for want in fit.wants):
+        leaves = self._manifest.leaves
+        if (fit is not None and any(want.spec.box is not None for want in fit.wants)) or len(firsts(leaves)) < len(
+            leaves
+        ):
             raise UsageError("parts of arrays cannot be mapped; ask for whole arrays, or use state()")
         # The mapping has a descriptor of its own, and with it the lock.
         with self._opened() as medium, opened(self._open, self.name) as other:
@@ -83,12 +88,11 @@ class Checkpoint:
             damages = verify(medium, self._record, self._manifest)
         if damages:
             raise damages[0]
-        leaves = self._manifest.leaves
         loaded = Loaded(
             record=self._record,
             name=self.name,
             manifest=self._manifest,
-            read=lambda i: payload[leaves[i].offset : leaves[i].offset + leaves[i].nbytes],
+            read=lambda ask: _bytes_of(payload, leaves, ask),
             fit=fit,
         )
         return assemble(loaded, like=like).state
@@ -103,12 +107,13 @@ class Checkpoint:
             KeyError: there is no such leaf.
             DamagedError, ReusedError, MediumError: as `restore`.
         """
-        known = {leaf.path: index for index, leaf in enumerate(self._manifest.leaves)}
+        known = {self._manifest.leaves[index].path: index for index in firsts(self._manifest.leaves)}
         for path in paths:
             if path not in known:
                 raise no_such_leaf(self.step, path, known)
         indices = [known[path] for path in paths]
-        wanted = [Want(i, None, self._manifest.leaves[i].spec()) for i in indices]
+        stored = StoredLeaves.of(self._manifest.leaves)
+        wanted = [want for index in dict.fromkeys(indices) for want in as_stored(index, stored, kind_of.named)]
         with self._opened() as medium:
             read, _ = read_wanted(medium, self._manifest, wanted, threads=DEFAULT_THREADS)
         builder = Builder(self._manifest, read, kind_of)
@@ -119,6 +124,11 @@ class Checkpoint:
         with opened(self._open, self.name) as medium:
             confirm(medium, self._record)
             yield medium
+
+
+def _bytes_of(payload: memoryview, leaves: Sequence[LeafEntry], ask: Ask) -> memoryview:
+    assert isinstance(ask, int), "parts are not mapped"
+    return payload[leaves[ask].offset : leaves[ask].offset + leaves[ask].nbytes]
 
 
 def _map(medium: Medium, other: Medium, record: Record, manifest: Manifest) -> memoryview:

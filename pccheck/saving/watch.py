@@ -66,7 +66,8 @@ class _Watch:
         pieces = self._pieces[mine]
         changed = pieces[self._digest(pieces) != self._before[mine]]
         self._pieces, self._owners, self._before = (a[~mine] for a in (self._pieces, self._owners, self._before))
-        return ChangedError(self.step, [self._paths[n] for n in changed.tolist()]) if len(changed) else None
+        paths = list(dict.fromkeys(self._paths[n] for n in changed.tolist()))  # a leaf may have several pieces
+        return ChangedError(self.step, paths) if paths else None
 
 
 @final

@@ -7,14 +7,16 @@ from typing import Any, final
 
 import numpy as np
 
+from pccheck.containers import ContainerKind
 from pccheck.errors import UnsupportedLeafError, UsageError
 from pccheck.leaves import KindTable, LeafKind, LeafSpec
 from pccheck.state import nodes, paths
-from pccheck.state.fit import children_of, fields_like, shown
+from pccheck.state.fit import children_of, container_of, fields_like
 from pccheck.state.forms import field_names, form_of
 from pccheck.state.mismatch import MAX_MISMATCHES, Mismatch, Problem, told
 from pccheck.state.nodes import MAX_DEPTH
 from pccheck.state.tree import type_name
+from pccheck.state.wanting import shown
 
 _SIDE = "the target"
 
@@ -55,11 +57,19 @@ class Assigning:
 
     def _node(self, target: Any, value: Any, path: str, depth: int, *, replaceable: bool) -> Any:
         """Give what is to stand where `target` stands; `replaceable` tells whether another object can."""
+        if value is ...:  # left out of what was restored
+            return target
         form = form_of(type(target))
         if depth > MAX_DEPTH:
             raise UsageError(f"the target is nested more than {MAX_DEPTH} levels deep at {path}")
         if form == "value" or form == "text":
             return self._value(target, value, path, replaceable)
+        kind = container_of(target, self._kind_of)
+        if kind is not None:
+            found = self._by_key(value)
+            if found is not None:
+                return self._opened(kind, target, found, path, depth + 1, replaceable)
+            return self._differs(target, path, "type", type_name(target), type_name(value))
         if form is None:
             return self._leaf(target, value, path, replaceable)
         if form in ("namedtuple", "dataclass"):
@@ -74,6 +84,37 @@ class Assigning:
         return self._differs(target, path, "type", type_name(target), type_name(value))
 
     # -- containers ------------------------------------------------------------------------------------------------
+
+    def _by_key(self, value: Any) -> dict[Any, Any] | None:
+        """Give the children, by type and key, of what may stand for a container that an adapter knows."""
+        kind = container_of(value, self._kind_of)
+        if kind is not None:
+            found = dict(zip(*kind.open(value), strict=True))
+        elif isinstance(value, dict):
+            found = value
+        else:
+            fields = _fields_of(value)
+            if fields is None:
+                return None
+            found = fields
+        return {(type(key), key): child for key, child in found.items()}
+
+    def _opened(
+        self, kind: ContainerKind, target: Any, stored: dict[Any, Any], path: str, depth: int, replaceable: bool
+    ) -> Any:
+        """Fit a container that an adapter knows: its leaves are written where they are, else it is made anew."""
+        keys, children = kind.open(target)
+        items = []
+        for key, child in zip(keys, children, strict=True):
+            below = paths.join(path, paths.component(key), is_root=depth == 1)
+            items.append(child)
+            if (type(key), key) in stored:
+                now = stored.pop((type(key), key))
+                items[-1] = self._node(child, now, below, depth, replaceable=replaceable)
+            else:
+                self._lacks("missing", child, below, depth)
+        self._unexpected([(paths.component(key), child) for (_, key), child in stored.items()], path, depth)
+        return target if _same(items, children) else kind.close(target, items)
 
     def _mapping(self, target: dict[Any, Any], value: dict[Any, Any], path: str, depth: int) -> Any:
         stored = {(type(k), k): child for k, child in value.items()}
@@ -127,7 +168,7 @@ class Assigning:
         """Report every leaf of what one side lacks, or an empty container itself."""
         if len(self._found) >= MAX_MISMATCHES:
             return
-        children = list(children_of(value)) if depth < MAX_DEPTH else []
+        children = list(children_of(value, self._kind_of)) if depth < MAX_DEPTH else []
         for part, child in children:
             self._lacks(problem, child, paths.join(path, part, is_root=False), depth + 1)
         if not children:
@@ -213,5 +254,10 @@ def _bits(scalar: Any) -> bytes:
 
 def _is_tied(kind: LeafKind, known: Any, other: LeafKind, value: Any) -> bool:
     """Tell whether two restored leaves are the same memory seen alike."""
-    alias = kind.host_bytes(known).alias
-    return alias is not None and alias == other.host_bytes(value).alias
+    aliases = [part.host_bytes(known).alias for part in _parts(kind, known)]
+    return None not in aliases and aliases == [part.host_bytes(value).alias for part in _parts(other, value)]
+
+
+def _parts(kind: LeafKind, leaf: Any) -> list[LeafKind]:
+    count = kind.parts(leaf)
+    return [kind] if count == 1 else [kind.part(n) for n in range(count)]

@@ -8,37 +8,23 @@ from __future__ import annotations
 
 import collections
 import copy
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
+from pccheck.containers import ContainerKind
 from pccheck.errors import UnsupportedLeafError, UsageError
-from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec, StoredLeaf
+from pccheck.leaves import KindTable, LeafKind, LeafSpec, StoredLeaf
 from pccheck.state import nodes, paths, tree
-from pccheck.state.boxes import Box
+from pccheck.state.entries import StoredLeaves
 from pccheck.state.forms import field_names, form_of
-from pccheck.state.mismatch import MAX_MISMATCHES, Mismatch, Problem, told
+from pccheck.state.mismatch import MAX_MISMATCHES, Mismatch, Problem
 from pccheck.state.nodes import MAX_DEPTH, Node
 from pccheck.state.tree import type_name
+from pccheck.state.wanting import TEXT_KINDS, Differs, Join, as_stored, shown, wanted
+from pccheck.state.wanting import Want as Want
 
-TEXT_KINDS = {"str": str, "bytes": bytes}  # kinds of leaves that are Python values all the same
-
-
-@dataclass(frozen=True)
-class Want:
-    """One leaf to read: build it as `spec` with `kind`, then give it the place of `like`.
-
-    `kind` is None where the leaf comes back as it was saved, and its framework is not installed.
-    """
-
-    index: int
-    kind: LeafKind | None
-    spec: LeafSpec
-    like: Any = field(default=ABSENT, repr=False)
-
-
-Make: TypeAlias = Callable[[Callable[[Want], Any]], Any]
+Make: TypeAlias = Callable[[Callable[[Want | Join], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -47,14 +33,15 @@ class Fit:
 
     wants: tuple[Want, ...]
     mismatches: tuple[Mismatch, ...]
-    make: Make = field(repr=False)  # called with what gives the value of a Want
+    make: Make = field(repr=False)  # called with what gives the value of a Want or a Join
 
 
-def match(like: object, skeleton: Node, specs: Sequence[LeafSpec], kind_of: KindTable) -> Fit:
-    """Hold `like` against the skeleton and leaf specs of a checkpoint.
+def match(like: object, skeleton: Node, stored: StoredLeaves, kind_of: KindTable) -> Fit:
+    """Hold `like` against the skeleton and leaves of a checkpoint.
 
-    A `like` with a method `__pccheck_like__` is asked for the tree that is meant, once it is known what is stored: it
-    is given the checkpoint's tree with a StoredLeaf in place of every leaf.
+    What is `...` in `like` is left out: nothing of it is read, and `...` comes back. A `like` with a method
+    `__pccheck_like__` is asked for the tree that is meant, once it is known what is stored: it is given the
+    checkpoint's tree with a StoredLeaf in place of every leaf.
 
     Where they differ, what `like` has stays in the state that `Fit.make` gives, and what the checkpoint has is left
     out: that is what `partial=True` means.
@@ -63,27 +50,32 @@ def match(like: object, skeleton: Node, specs: Sequence[LeafSpec], kind_of: Kind
         UsageError: `like` holds something that can be no leaf at all, or is nested too deeply.
     """
     if (ask := getattr(type(like), "__pccheck_like__", None)) is not None:
-        like = ask(like, tree.build(skeleton, lambda index: StoredLeaf("", specs[index])))
-    matching = _Matching(specs, kind_of)
+        like = ask(like, tree.build(skeleton, lambda index: StoredLeaf("", stored.specs[index])))
+    matching = _Matching(stored, kind_of)
     make = matching.node(like, skeleton, "", 0)
     return Fit(tuple(matching.wants), tuple(matching.mismatches), make)
 
 
 @final
 class _Matching:
-    def __init__(self, specs: Sequence[LeafSpec], kind_of: KindTable) -> None:
-        self.specs, self.kind_of = specs, kind_of
+    def __init__(self, stored: StoredLeaves, kind_of: KindTable) -> None:
+        self.stored, self.specs, self.kind_of = stored, stored.specs, kind_of
         self.wants: list[Want] = []
         self.mismatches: list[Mismatch] = []
 
     def node(self, like: Any, node: Any, path: str, depth: int) -> Make:
         if isinstance(like, StoredLeaf):
             return self._as_stored(node)
+        if like is ...:
+            return lambda build: ...
         form = form_of(type(like))
         if depth > MAX_DEPTH:
             raise UsageError(f"`like` is nested more than {MAX_DEPTH} levels deep at {path}")
         if form == "value" or form == "text":
             return self._value(like, node, path)
+        kind = container_of(like, self.kind_of)
+        if kind is not None:
+            return self._opened(kind, like, node, path, depth + 1)
         if form is None:
             return self._leaf(like, node, path)
         if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
@@ -98,8 +90,20 @@ class _Matching:
 
     # -- containers -----------------------------------------------------------------------------------------------
 
+    def _opened(self, kind: ContainerKind, like: Any, node: Any, path: str, depth: int) -> Make:
+        """Fit a container that an adapter knows to any container that was stored by key or field."""
+        stored = _by_key(node)
+        if stored is None:
+            return self._differs(path, "type", type_name(like), self._told(node), like)
+        makes = []
+        for key, child in zip(*kind.open(like), strict=True):
+            below = paths.join(path, paths.component(key), is_root=depth == 1)
+            makes.append(self._child(child, stored.pop((type(key), key), _NOTHING), below, depth))
+        self._unexpected(((paths.component(key), child) for (_, key), child in stored.items()), path, depth)
+        return lambda build: kind.close(like, [make(build) for make in makes])
+
     def _mapping(self, like: dict[Any, Any], node: Any, path: str, depth: int) -> Make:
-        stored = {(type(k), k): child for k, child in ((nodes.decode_key(k), child) for k, child in node.items)}
+        stored = _by_key(node) or {}
         parts: list[tuple[Any, Make]] = []
         for key, child in like.items():
             below = paths.join(path, paths.component(key), is_root=depth == 1)
@@ -131,15 +135,18 @@ class _Matching:
 
     def _as_stored(self, node: Node) -> Make:
         """What an OrderedDict carries besides its items (module versions) is of the checkpoint, not of `like`."""
-        wants: dict[int, Want] = {}
+        wants: dict[int, tuple[Want, ...]] = {}
 
         def want(index: int) -> None:
-            spec = self.specs[index]
-            wants[index] = Want(index, self.kind_of.named(spec.kind), spec)
+            wants[index] = as_stored(index, self.stored, self.kind_of.named)
+
+        def made(index: int, build: Callable[[Want | Join], Any]) -> Any:
+            found = list(map(build, wants[index]))
+            return found if index in self.stored.split else found[0]
 
         tree.build(node, want)
-        self.wants += wants.values()
-        return lambda build: tree.build(node, lambda index: build(wants[index]))
+        self.wants += (each for parts in wants.values() for each in parts)
+        return lambda build: tree.build(node, lambda index: made(index, build))
 
     def _child(self, like: Any, node: Any, path: str, depth: int) -> Make:
         if node is not _NOTHING:
@@ -149,9 +156,9 @@ class _Matching:
 
     def _missing(self, like: Any, path: str, depth: int) -> None:
         """Report every leaf of what is missing, or an empty container itself."""
-        if len(self.mismatches) >= MAX_MISMATCHES:
+        if len(self.mismatches) >= MAX_MISMATCHES or like is ...:
             return
-        children = list(children_of(like)) if depth < MAX_DEPTH else []
+        children = list(children_of(like, self.kind_of)) if depth < MAX_DEPTH else []
         for part, child in children:
             self._missing(child, paths.join(path, part, is_root=False), depth + 1)
         if not children:
@@ -191,34 +198,17 @@ class _Matching:
         kind, want = asked
         if not isinstance(node, nodes.Leaf) or self.specs[node.index].kind in TEXT_KINDS:
             return self._differs(path, "kind", shown(want), self._told(node), like)
-        have = self.specs[node.index]
-        if have.shape != want.shape:
-            return self._differs(path, "shape", str(want.shape), str(have.shape), like)
-        spec: LeafSpec | None = have
-        if have.kind == kind.name:
-            fits = have.dtype == want.dtype and have.extra.get("struct") == want.extra.get("struct")
-        else:
-            dtype = self._common_dtype(have)
-            fits = dtype is not None and dtype == kind.common_dtype(want)
-            spec = kind.adopt(have, dtype) if fits and dtype is not None else None
-        if not fits or spec is None:
-            return self._differs(path, "dtype", _dtype(want), _dtype(have), like)
-        whole = Box.whole(have.shape)
-        stored, wanted = have.box or whole, want.box or whole
-        cannot = wanted != stored and not kind.divisible(part_of(spec, have, wanted))
-        if cannot or (wanted.elements and stored.common(wanted) != wanted):
-            return self._differs(path, "part", told(wanted), told(stored), like)
-        return self._want(Want(node.index, kind, part_of(spec, have, want.box), like))
+        found = wanted(like, kind, want, node.index, self.stored, self.kind_of)
+        if isinstance(found, Differs):
+            return self._differs(path, *found, like)
+        self.wants += (found,) if isinstance(found, Want) else {id(want): want for want in found.wants}.values()
+        return lambda build: build(found)
 
     def _kind_and_spec(self, like: Any, path: str) -> tuple[LeafKind, LeafSpec] | None:
         try:
             return self.kind_of.like(like)
         except UnsupportedLeafError as error:
             raise error.at(path, restoring=True) from None
-
-    def _common_dtype(self, spec: LeafSpec) -> str | None:
-        kind = self.kind_of.named(spec.kind)
-        return spec.dtype if kind is None else kind.common_dtype(spec)
 
     def _want(self, want: Want) -> Make:
         self.wants.append(want)
@@ -242,35 +232,22 @@ class _Matching:
         return type_name(nodes.decode_value(node))
 
 
-def part_of(spec: LeafSpec, stored: LeafSpec, box: Box | None) -> LeafSpec:
-    """Give the spec of a part of a stored leaf, which comes back in C order; None = all of it, as it is stored."""
-    elements = math.prod(stored.local_shape)
-    if box is None:
-        return replace(spec, box=None)
-    nbytes = stored.nbytes * box.elements // elements if elements else 0
-    return replace(spec, box=box, nbytes=nbytes, extra=spec.extra_in_c_order)
-
-
 _NOTHING: Any = object()
 _CONTAINER_NODES = (
     nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter, nodes.List, nodes.Tuple, nodes.Named, nodes.Data,
 )  # fmt: skip
 
 
-def _dtype(spec: LeafSpec) -> str:
-    return f"{spec.dtype} ({spec.kind})"
+def container_of(value: Any, kind_of: KindTable) -> ContainerKind | None:
+    """Give what opens a container of a state that an adapter knows; None for any other, and for what is none."""
+    return kind_of.container(value) if form_of(type(value)) in (None, "dataclass") else None
 
 
-def shown(spec: LeafSpec) -> str:
-    """Give a leaf in a few words."""
-    if spec.kind in TEXT_KINDS:
-        return spec.kind
-    return f"{spec.kind} {spec.dtype}{list(spec.shape)}"
-
-
-def children_of(like: Any) -> Any:
+def children_of(like: Any, kind_of: KindTable) -> Iterable[tuple[str, Any]]:
     """Give what is in a container of a state, with the component of its path; nothing for a leaf or value."""
-    form = form_of(type(like))
+    form, kind = form_of(type(like)), container_of(like, kind_of)
+    if kind is not None:
+        return ((paths.component(k), child) for k, child in zip(*kind.open(like), strict=True))
     if isinstance(like, dict) and form is not None:
         return ((paths.component(k), child) for k, child in like.items())
     if form in ("list", "tuple"):
@@ -278,6 +255,15 @@ def children_of(like: Any) -> Any:
     if form in ("namedtuple", "dataclass"):
         return ((paths.component(n), getattr(like, n, None)) for n in field_names(type(like)))
     return ()
+
+
+def _by_key(node: Any) -> dict[Any, Any] | None:
+    """Give the children of what was stored by key or field; None for anything else."""
+    if isinstance(node, (nodes.Named, nodes.Data)):
+        return {(str, name): child for name, child in zip(node.fields, node.items, strict=True)}
+    if isinstance(node, (nodes.Dict, nodes.Ordered, nodes.Default, nodes.Counter)):
+        return {(type(k), k): child for k, child in ((nodes.decode_key(k), child) for k, child in node.items)}
+    return None
 
 
 def _mapping_like(like: dict[Any, Any], items: list[tuple[Any, Any]], attributes: Any) -> Any:

@@ -1,14 +1,17 @@
 """Which kind of leaf a value is: NumPy's own or an installed adapter's (floor 1: imports floors 0 and 1).
 
 Adapters are found by entry point, on first sight of a type: `import pccheck` loads no framework. The group is
-"pccheck.leaves", the entry's name the top-level module of a class that the leaf's type derives from.
+"pccheck.leaves", the entry's name the top-level module of a class that the leaf's type derives from. What opens other
+containers is found in the group "pccheck.containers", by modules that are loaded.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import final
 
+from pccheck.containers import ContainerKind
 from pccheck.errors import PccheckError, UnsupportedLeafError
 from pccheck.leaves import LeafKind, LeafSpec
 from pccheck.state.numpy_leaves import NumpyKind
@@ -17,6 +20,7 @@ from pccheck.state.text_leaves import BytesKind, StrKind
 from pccheck.state.tree import type_name
 
 GROUP = "pccheck.leaves"
+CONTAINERS = "pccheck.containers"
 # What to install for the types of frameworks that pccheck has adapters for, by top-level module.
 PROVIDERS = {"torch": "pccheck[torch]", "jax": "pccheck[jax]", "jaxlib": "pccheck[jax]"}
 _MAX_TYPES = 4096
@@ -32,6 +36,9 @@ class Kinds:
         self._by_type: dict[type, LeafKind | None] = {str: self._named["str"], bytes: self._named["bytes"]}
         self._shards: dict[LeafKind, ShardKind] = {}  # by the kind of the arrays inside
         self._entries: dict[str, EntryPoint] | None = None
+        self._like_by_type: dict[type, tuple[LeafKind, ...]] = {}
+        self._openers: dict[str, EntryPoint | ContainerKind | None] | None = None  # by module; None = not installed
+        self._container_by_type: dict[type, ContainerKind] = {}
 
     def __call__(self, value: object) -> LeafKind | None:
         """Give the kind that stores values of this type; None if there is none.
@@ -74,11 +81,63 @@ class Kinds:
             shards = None if asked is None else self._of_shards(asked[0])
             part = None if shards is None else shards.like(value)
             return None if shards is None or part is None else (shards, part)
-        for kind in (self(value), self._numpy):
-            spec = None if kind is None else kind.like(value)
-            if kind is not None and spec is not None:
+        for kind in self._asked(value):
+            spec = kind.like(value)
+            if spec is not None:
                 return kind, spec
         return None
+
+    def container(self, value: object) -> ContainerKind | None:
+        """Give what opens a container of this class; None if nothing does.
+
+        Only adapters of modules that are loaded are asked. That nothing opens a class is remembered of leaves alone:
+        another class may be registered later.
+
+        Raises:
+            PccheckError: what is installed as a ContainerKind is none.
+        """
+        cls = type(value)
+        kind = self._container_by_type.get(cls)
+        if kind is not None or self._by_type.get(cls) is not None:
+            return kind
+        if self._openers is None:
+            self._openers = {entry.name: entry for entry in entry_points(group=CONTAINERS)}
+        for module in self._openers:
+            kind = self._opener(self._openers, module) if module in sys.modules else None
+            if kind is not None and kind.recognises(value):
+                if len(self._container_by_type) < _MAX_TYPES:
+                    self._container_by_type[cls] = kind
+                return kind
+        return None
+
+    def _opener(self, openers: dict[str, EntryPoint | ContainerKind | None], module: str) -> ContainerKind | None:
+        known = openers[module]
+        if isinstance(known, EntryPoint):
+            try:
+                loaded = known.load()
+            except ImportError:
+                loaded = None
+            if loaded is not None and not isinstance(loaded, ContainerKind):
+                raise PccheckError(
+                    f"the entry point {module!r} of group {CONTAINERS!r} is a {type_name(loaded)}, no ContainerKind"
+                )
+            openers[module] = known = loaded
+        return known
+
+    def _asked(self, value: object) -> tuple[LeafKind, ...]:
+        """Give the kinds that may know what a leaf of `like` asks for: of an abstract array it is none that stores it.
+
+        So kinds are found by the name of its module, too: before NumPy's, which takes anything with shape and dtype.
+        """
+        cls = type(value)
+        known = self._like_by_type.get(cls)
+        if known is None:
+            stores = self(value)
+            found = [stores] if stores is not None else [self.named(module) for module in _modules(cls)]
+            known = tuple(dict.fromkeys(kind for kind in (*found, self._numpy) if kind is not None))
+            if len(self._like_by_type) < _MAX_TYPES:
+                self._like_by_type[cls] = known
+        return known
 
     def _of_shards(self, inner: LeafKind) -> ShardKind:
         return self._shards.setdefault(inner, ShardKind(inner))
@@ -86,8 +145,7 @@ class Kinds:
     def _find(self, value: object) -> LeafKind | None:
         if self._numpy.recognises(value):
             return self._numpy
-        modules = dict.fromkeys(str(cls.__module__).split(".")[0] for cls in type(value).__mro__)
-        modules.pop("builtins", None)
+        modules = _modules(type(value))
         for module in modules:
             kind = self.named(module)
             if kind is not None and kind.recognises(value):
@@ -105,6 +163,13 @@ class Kinds:
         if self._entries is None:  # reads the metadata of every installed package: some 10 ms, once
             self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
         return self._entries
+
+
+def _modules(cls: type) -> list[str]:
+    """Give the top-level modules of the classes that a class derives from."""
+    modules = dict.fromkeys(str(base.__module__).split(".")[0] for base in cls.__mro__)
+    modules.pop("builtins", None)
+    return list(modules)
 
 
 kind_of = Kinds()

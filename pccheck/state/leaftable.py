@@ -128,11 +128,17 @@ class _Group:
         self.kind = kind
         values = [leaves[i] for i in rows]
         traced = [n for n, i in enumerate(rows) if found.traced[i]]
+        in_place = [n for n, i in enumerate(rows) if found.in_place[i]]
         self.parts = [
-            _Part(kind, values[start : start + _PART], [n - start for n in traced if start <= n < start + _PART])
+            _Part(
+                kind,
+                values[start : start + _PART],
+                [n - start for n in traced if start <= n < start + _PART],
+                [n - start for n in in_place if start <= n < start + _PART],
+            )
             for start in range(0, len(values), _PART)
         ]
-        known = self._addresses(values)
+        known = self._addresses(values, [])
         assert known is not None, "leaves just described are of their own fingerprint"
         self.addresses, self.partition = known, _partition(known)
         self.pieces: Indices = np.array([found.array_of[i] for i in rows], np.intp)
@@ -141,9 +147,9 @@ class _Group:
         for n, piece in enumerate(self.pieces.tolist()):
             if found.arrays[piece].length:
                 first.setdefault(piece, n)
-        in_place = {piece: n for piece, n in first.items() if found.in_place[rows[n]]}
-        device = {piece: n for piece, n in in_place.items() if found.arrays[piece].device is not None}
-        direct = {piece: n for piece, n in in_place.items() if piece not in device and found.traced[rows[n]]}
+        read = {piece: n for piece, n in first.items() if found.in_place[rows[n]]}
+        device = {piece: n for piece, n in read.items() if found.arrays[piece].device is not None}
+        direct = {piece: n for piece, n in read.items() if piece not in device and found.traced[rows[n]]}
         self.direct_to, self.direct_from = np.array(list(direct), np.intp), np.array(list(direct.values()), np.intp)
         shift = np.array([found.arrays[piece].first for piece in direct], np.uint64)
         self.shift = shift if shift.any() else None
@@ -151,19 +157,22 @@ class _Group:
         self.others = [(p, n, found.arrays[p]) for p, n in first.items() if p not in direct and p not in device]
         self._owners: tuple[object, object, Numbers, NDArray[np.int64]] | None = None
 
-    def _addresses(self, values: Sequence[Any]) -> Numbers | None:
-        """Give the address of each leaf, 0 for those never tied; None if they are not the leaves of the plan."""
+    def _addresses(self, values: Sequence[Any], keep: list[object]) -> Numbers | None:
+        """Give the address of each leaf, 0 for those never tied; None if they are not the leaves of the plan.
+
+        What holds their memory as it is goes to `keep`.
+        """
         found = np.zeros(len(values), np.uint64)
         for n, part in enumerate(self.parts):
             start = n * _PART
-            if not part.read(self.kind, values[start : start + _PART], found[start : start + _PART]):
+            if not part.read(self.kind, values[start : start + _PART], found[start : start + _PART], keep):
                 return None
         return found
 
     def bind(self, values: Sequence[Any], bound: Bound) -> bool:
         """Enter where the bytes of these leaves lie now; False if they are not the leaves of the plan."""
         try:
-            now = self._addresses(values)
+            now = self._addresses(values, bound.keep)
         except Exception:  # leaves that the kind refuses: planning anew says which, and why
             return False
         if now is None:
@@ -222,18 +231,44 @@ class _Group:
 class _Part:
     """Some leaves of a group: few enough that all questions asked of them find them in the processor's cache."""
 
-    def __init__(self, kind: LeafKind, values: list[Any], traced: list[int]) -> None:
-        self.fingerprint = kind.fingerprint(values)
+    def __init__(self, kind: LeafKind, values: list[Any], traced: list[int], in_place: list[int]) -> None:
+        self.holds = bool(in_place) and type(kind).hold is not LeafKind.hold
+        self.held: Pick = picker(in_place)
         self.traced = None if len(traced) == len(values) else np.array(traced, np.intp)
         self.pick: Pick = picker(traced)
+        self.at_once = self.holds and traced == in_place  # these are asked about by themselves, in one go
+        others = sorted(set(range(len(values))).difference(traced)) if self.at_once else []
+        self.others: Pick | None = picker(others) if others else None
+        self.fingerprint = kind.fingerprint(values if self.others is None else self.pick(values))
+        self.other_fingerprint = None if self.others is None else kind.fingerprint(self.others(values))
 
-    def read(self, kind: LeafKind, values: Sequence[Any], addresses: Numbers) -> bool:
+    def read(self, kind: LeafKind, values: Sequence[Any], addresses: Numbers, keep: list[object]) -> bool:
+        if self.at_once:
+            return self._read_at_once(kind, values, addresses, keep)
+        if self.traced is None and not self.holds:
+            found = kind.located(values, self.fingerprint)
+            if found is None:
+                return False
+            addresses[:] = found
+            return True
         if not kind.unchanged(values, self.fingerprint):
             return False
+        if self.holds:  # by now these are the leaves of the plan; and an address may be another one once it is held
+            keep.append(kind.hold(self.held(values)))
         if self.traced is None:
             addresses[:] = kind.addresses(values)
         elif self.traced.size:
             addresses[self.traced] = kind.addresses(self.pick(values))
+        return True
+
+    def _read_at_once(self, kind: LeafKind, values: Sequence[Any], addresses: Numbers, keep: list[object]) -> bool:
+        if self.others is not None and not kind.unchanged(self.others(values), self.other_fingerprint):
+            return False
+        found = kind.held_at(values if self.traced is None else self.pick(values), self.fingerprint)
+        if found is None:
+            return False
+        keep.append(found[0])
+        addresses[slice(None) if self.traced is None else self.traced] = found[1]
         return True
 
 

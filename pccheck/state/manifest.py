@@ -14,9 +14,10 @@ import msgspec
 
 from pccheck import format
 from pccheck.errors import FormatError, UsageError
-from pccheck.leaves import LeafSpec
 from pccheck.state import tree
 from pccheck.state.boxes import Box
+from pccheck.state.entries import LeafEntry as LeafEntry
+from pccheck.state.entries import check_sharing, firsts
 from pccheck.state.nodes import Node
 
 MAX_METADATA_BYTES = 64 * 1024
@@ -35,32 +36,6 @@ class ChunkEntry(msgspec.Struct, frozen=True, gc=False):
     stored: int
     digest: str  # XXH3-128, 32 hex digits
     codec: str = "none"
-
-
-class LeafEntry(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One leaf: a LeafSpec and where its bytes begin in the byte space; tied leaves have the same place."""
-
-    path: str
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    extra: dict[str, Any] = {}
-    box: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # offsets, sizes
-
-    @classmethod
-    def of(cls, path: str, spec: LeafSpec, offset: int) -> LeafEntry:
-        """Give the entry of a leaf with this spec."""
-        box = None if spec.box is None else (spec.box.offsets, spec.box.sizes)
-        return cls(path, spec.kind, spec.dtype, spec.shape, offset, spec.nbytes, spec.extra, box)
-
-    def spec(self) -> LeafSpec:
-        """Give the leaf's spec."""
-        return LeafSpec(
-            kind=self.kind, dtype=self.dtype, shape=self.shape, nbytes=self.nbytes, extra=self.extra,
-            box=None if self.box is None else Box(*self.box),
-        )  # fmt: skip
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +78,7 @@ def decode(data: bytes) -> Manifest:
         _check_numbers(manifest)
         _check_chunks(manifest)
         _check_leaves(manifest)
-        tree.check(manifest.tree, len(manifest.leaves))
+        tree.check(manifest.tree, firsts(manifest.leaves))
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FormatError(f"the manifest cannot be read: {error}") from None
     except RecursionError:
@@ -147,11 +122,12 @@ def _check_chunks(m: Manifest) -> None:
 def _check_leaves(m: Manifest) -> None:
     paths: set[str] = set()
     places: set[tuple[int, int]] = set()
-    end = 0
+    end, before = 0, None
     for e in m.leaves:
-        if e.path in paths:
+        if e.path in paths and e.path != before:
             raise FormatError(f"two leaves have the path {e.path[:200]!r}")
         paths.add(e.path)
+        before = e.path
         if len(e.shape) > MAX_DIMENSIONS or not all(0 <= n <= MAX_NUMBER for n in e.shape):
             raise FormatError(f"leaf {e.path[:200]!r} has an impossible shape")
         if e.box is not None:
@@ -163,6 +139,8 @@ def _check_leaves(m: Manifest) -> None:
                 raise FormatError(f"leaf {e.path[:200]!r} reaches into another leaf")
             places.add((e.offset, e.nbytes))
             end = e.offset + e.nbytes
+    if len(paths) < len(m.leaves):
+        check_sharing(m.leaves)
 
 
 def _check_box(e: LeafEntry, box: Box) -> None:

@@ -163,7 +163,8 @@ def as_numpy(spec: LeafSpec, data: memoryview) -> Any:
         return tuple(value) if isinstance(value, list) else value
     if "parts" in spec.extra:
         return _parts(spec.extra["parts"], data)
-    found = _NUMPY.adopt(spec, spec.dtype)
+    bits = spec.extra.get("bits")  # what the elements are made of, where NumPy has no such dtype (keys of a PRNG)
+    found = _NUMPY.adopt(spec, bits if isinstance(bits, str) else spec.dtype)
     if found is None:
         raise FormatError(f"{spec.nbytes} bytes do not make an array of shape {spec.shape}")
     return _NUMPY.build(found, data)

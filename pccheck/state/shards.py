@@ -117,6 +117,16 @@ class ShardKind(LeafKind):
         """Give where the arrays inside begin."""
         return self.inner.addresses(arrays_of(self, values))
 
+    def hold(self, values: Sequence[Any]) -> object:
+        """Give what holds the memory of the arrays inside."""
+        return self.inner.hold(arrays_of(self, values))
+
+    def parts(self, value: Any) -> int:
+        """Give 1; raises UnsupportedLeafError for arrays of several parts."""
+        if self.inner.parts(value.array) > 1:
+            raise _refused(value, "it is spread over several devices, and so a global array already; store it as it is")
+        return 1
+
     def host_bytes(self, value: Any) -> HostBytes | DeviceBytes:
         """Give the array's bytes in C order: in place where they lie so, else a copy."""
         spec, found = self.inner.describe(value.array), self.inner.host_bytes(value.array)

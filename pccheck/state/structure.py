@@ -1,8 +1,10 @@
-"""Tells at C speed whether a state is built as it was before, and gives its leaves (floor 0: imports forms, nodes).
+"""Tells at C speed whether a state is built as it was before, and gives its leaves (floor 0: imports containers,
+forms, nodes).
 
 A trainer saves the same tree hundreds of times. Walking 20,000 leaves in Python costs as much as copying them, so the
 tree is learnt once, level by level, and later each level is compared as a whole: its types, the lengths and keys of its
-containers, with `map` and list comparison only. Paths are not built, and no leaf or container is kept.
+containers, with `map` and list comparison only. Paths are not built, and no leaf or container is kept. Containers that
+an adapter opens are opened one by one, once.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, TypeAlias, final
 
 import msgspec
 
+from pccheck.containers import ContainerKind
 from pccheck.state import nodes
 from pccheck.state.forms import field_names, form_of
 
@@ -44,9 +47,17 @@ class _Group:
     mask: list[bool] | None  # None: the whole level
     facts: list[Any]
     children: Callable[[list[Any]], list[Any]]
+    kind: ContainerKind | None  # what opens them
 
     def select(self, level: list[Any]) -> list[Any]:
         return level if self.mask is None else list(compress(level, self.mask))
+
+    def below(self, members: list[Any]) -> list[Any] | None:
+        """Give the children of these; None if they are not built as the ones learnt."""
+        if self.kind is not None:
+            facts, children, _ = _opened(self.kind, members)
+            return children if facts == self.facts else None
+        return self.children(members) if _facts(self.cls, members) == self.facts else None
 
 
 @dataclass(frozen=True)
@@ -72,17 +83,26 @@ class Structure:
 
     Args:
         state: any that `tree.flatten` has accepted; so it is finite.
+        container: gives what opens a dataclass, or what is neither leaf nor value; None = nothing does. It is asked of
+            one value of each class.
+        is_leaf: tells whether a value of a class that no skeleton holds is stored as a leaf.
     """
 
-    def __init__(self, state: object) -> None:
+    def __init__(
+        self,
+        state: object,
+        container: Callable[[object], ContainerKind | None] = lambda value: None,
+        is_leaf: Callable[[object], int] = lambda value: True,
+    ) -> None:
+        self._container, self._is_leaf = container, is_leaf
         self._levels: list[_Level] = []
         rows: list[_Row] = []
         level: list[Any] = [state]
         while level:
             row = _Row([0] * len(level), [0] * len(level), {}, [])
-            self._levels.append(_learn(level, row))
+            known, level = self._learn(level, row)
+            self._levels.append(known)
             rows.append(row)
-            level = [child for group in self._levels[-1].groups for child in group.children(group.select(level))]
         self.order = _depth_first(rows)
 
     def match(self, state: object) -> list[Any] | None:
@@ -99,42 +119,67 @@ class Structure:
                 found += compress(level, known.ends)
             below: list[Any] = []
             for group in known.groups:
-                members = group.select(level)
                 try:
-                    if _facts(group.cls, members) != group.facts:
-                        return None
-                    below += group.children(members)
-                except AttributeError:  # a field of a dataclass is not set
+                    children = group.below(group.select(level))
+                except Exception:  # a field of a dataclass is not set, or an adapter refuses a container
                     return None
+                if children is None:
+                    return None
+                below += children
             level = below
         return found
+
+    def _kind(self, cls: type, value: Any) -> ContainerKind | None:
+        form = form_of(cls)
+        if form == "dataclass" or (form is None and not self._is_leaf(value)):
+            return self._container(value)
+        return None
+
+    def _learn(self, level: list[Any], row: _Row) -> tuple[_Level, list[Any]]:
+        """Learn one level, and enter into `row` where the children of each item stand on the next, which is given."""
+        types = list(map(type, level))
+        groups: list[_Group] = []
+        opened: set[type] = set()
+        below: list[Any] = []
+        for cls in dict.fromkeys(types):
+            kind = self._kind(cls, level[types.index(cls)])
+            if kind is None and form_of(cls) in _ENDS:
+                continue
+            opened.add(cls)
+            mask = [t is cls for t in types]
+            members = list(compress(level, mask))
+            if kind is not None:
+                facts, children, counts = _opened(kind, members)
+            else:
+                facts, children = _facts(cls, members), _children(cls)(members)
+                fields = form_of(cls) == "dataclass"
+                counts = [len(field_names(cls))] * len(members) if fields else list(map(len, members))
+            groups.append(_Group(cls, None if all(mask) else mask, facts, _children(cls), kind))
+            offset = len(below)
+            places = list(compress(range(len(level)), mask))
+            for i, count in zip(places, counts, strict=True):
+                row.start[i], row.count[i] = offset, count
+                offset += count
+            if cls is OrderedDict:  # their attributes follow, as one dict each
+                row.attributes.update(zip(places, range(offset, offset + len(places)), strict=True))
+            below += children
+        ends = [t not in opened for t in types]
+        row.ends.extend(compress(range(len(level)), ends))
+        return _Level(types, ends if any(ends) else None, groups), below
 
 
 _ENDS = ("value", "text", None)
 
 
-def _learn(level: list[Any], row: _Row) -> _Level:
-    """Learn one level, and enter into `row` where the children of each item will stand on the next."""
-    types = list(map(type, level))
-    groups, offset = [], 0
-    for cls in dict.fromkeys(types):
-        if form_of(cls) in _ENDS:
-            continue
-        mask = [t is cls for t in types]
-        group = _Group(cls, None if all(mask) else mask, _facts(cls, list(compress(level, mask))), _children(cls))
-        groups.append(group)
-        members = [i for i, member in enumerate(mask) if member]
-        for i in members:
-            count = len(field_names(cls)) if form_of(cls) == "dataclass" else len(level[i])
-            row.start[i], row.count[i] = offset, count
-            offset += count
-        if cls is OrderedDict:  # their attributes follow, as one dict each
-            for i in members:
-                row.attributes[i] = offset
-                offset += 1
-    ends = [form_of(t) in _ENDS for t in types]
-    row.ends.extend(compress(range(len(level)), ends))
-    return _Level(types, ends if any(ends) else None, groups)
+def _opened(kind: ContainerKind, members: list[Any]) -> tuple[list[Any], list[Any], list[int]]:
+    """Open containers: give what must be equal for two rows to be built alike, their children, and how many of each."""
+    opened = list(map(kind.open, members))
+    counts = [len(children) for _, children in opened]
+    return (
+        [counts, *_facts_of_keys([key for keys, _ in opened for key in keys])],
+        [child for _, children in opened for child in children],
+        counts,
+    )
 
 
 def _facts(cls: type, members: list[Any]) -> list[Any]:
@@ -144,14 +189,18 @@ def _facts(cls: type, members: list[Any]) -> list[Any]:
         return []
     facts: list[Any] = [list(map(len, members))]
     if cls in _MAPPINGS:
-        keys = list(_flat(members))
-        types = list(map(type, keys))
-        facts += [keys, types]
-        if not _PLAIN_KEYS.issuperset(types):  # 0.0 equals -0.0, and (1,) equals (True,)
-            facts.append([msgspec.json.encode(nodes.encode_key(key)) for key in keys])
+        facts += _facts_of_keys(list(_flat(members)))
         if cls is defaultdict:
             facts.append(list(map(_factory, members)))
     return facts
+
+
+def _facts_of_keys(keys: list[Any]) -> list[Any]:
+    types = list(map(type, keys))
+    if _PLAIN_KEYS.issuperset(types):
+        return [keys, types]
+    # 0.0 equals -0.0, and (1,) equals (True,)
+    return [keys, types, [msgspec.json.encode(nodes.encode_key(key)) for key in keys]]
 
 
 def _children(cls: type) -> Callable[[list[Any]], list[Any]]:

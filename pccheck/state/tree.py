@@ -1,194 +1,22 @@
-"""A state taken apart into skeleton and leaves, and put together again (floor 0: imports errors, forms, nodes, paths).
+"""A state put together again out of skeleton and leaves (floor 0: imports errors, apart, forms, nodes, paths).
 
-The skeleton is JSON (see nodes) from which the exact Python types come back, with no pickle and no import. What is
-not one of those types, nor a leaf that some adapter knows, is refused with its path, before anything is written.
+The skeleton is JSON (see nodes) from which the exact Python types come back, with no pickle and no import; `flatten`
+makes it.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from pccheck.errors import FormatError, UnsupportedLeafError
+from pccheck.errors import FormatError
 from pccheck.state import nodes, paths
-from pccheck.state.forms import BUILTIN, MAX_FIELDS, SMALL_BYTES, Form, field_names, form_of, tuple_class
+from pccheck.state.apart import MAX_CLASSES
+from pccheck.state.apart import flatten as flatten
+from pccheck.state.apart import type_name as type_name
+from pccheck.state.forms import tuple_class
 from pccheck.state.nodes import MAX_DEPTH, Node
-
-MAX_NODES = 10_000_000  # of one state: a few lists that hold each other twice would otherwise be endless
-MAX_CLASSES = 1000  # namedtuple classes of one state: each costs its reader a class
-
-
-# -- apart -----------------------------------------------------------------------------------------------------------
-
-
-def flatten(
-    state: object, is_leaf: Callable[[object], bool], on_value: Callable[[Any], Any] = nodes.encode_value
-) -> tuple[Node, list[Any], list[str]]:
-    """Take a state apart: give its skeleton, its leaves, and the path of each leaf.
-
-    Args:
-        state: any nesting of the containers in `nodes`, small values, and leaves. Shared containers become copies.
-        is_leaf: tells whether a value of any other type is stored as a leaf, and so is a str or bytes longer than
-            SMALL_BYTES; may raise UnsupportedLeafError with an empty path.
-        on_value: gives what stands in the skeleton for a small value.
-
-    Raises:
-        UnsupportedLeafError: something cannot be stored exactly: another type, a cycle, more than MAX_DEPTH levels.
-    """
-    apart = _Apart(is_leaf, on_value)
-    try:
-        skeleton = apart.node(state, "", 0)
-    except RecursionError:
-        raise _refused("", state, "it is nested too deeply for what is left of the interpreter's stack here") from None
-    if len(set(apart.paths)) != len(apart.paths):
-        path = next(p for p, n in collections.Counter(apart.paths).items() if n > 1)
-        raise UnsupportedLeafError(path, "dict", "two of its keys cannot be told apart (two nan?)")
-    return skeleton, apart.leaves, apart.paths
-
-
-class _Apart:
-    def __init__(self, is_leaf: Callable[[object], bool], on_value: Callable[[Any], Any]) -> None:
-        self.is_leaf, self.on_value = is_leaf, on_value
-        self.leaves: list[Any] = []
-        self.paths: list[str] = []
-        self.count = 0
-        self.open: set[int] = set()  # ids of the containers between the root and here
-        self.classes: set[tuple[str, tuple[str, ...]]] = set()
-
-    def node(self, value: Any, path: str, depth: int) -> Any:
-        self.count += 1
-        if self.count > MAX_NODES:
-            raise _refused(path, value, f"the state has more than {MAX_NODES:,} values")
-        form = form_of(type(value))
-        if form == "value" or (form == "text" and len(value) <= SMALL_BYTES):
-            return self.on_value(value)
-        if form is None or form == "text":
-            return self._leaf(value, path)
-        if id(value) in self.open:
-            raise _refused(path, value, "it contains itself; a cycle cannot be stored")
-        if depth == MAX_DEPTH:
-            raise _refused(path, value, f"it is nested more than {MAX_DEPTH} levels deep")
-        self.open.add(id(value))
-        try:
-            return self._container(form, value, path, depth + 1)
-        finally:
-            self.open.discard(id(value))
-
-    def _leaf(self, value: Any, path: str) -> nodes.Leaf:
-        try:
-            known = self.is_leaf(value)
-        except UnsupportedLeafError as error:
-            raise error.at(path) from None
-        if not known:
-            raise _refused(path, value, _why_not(value))
-        self.leaves.append(value)
-        self.paths.append(path)
-        return nodes.Leaf(len(self.leaves) - 1)
-
-    def _container(self, form: Form, value: Any, path: str, depth: int) -> Node:
-        if form == "dict":
-            return nodes.Dict(self._items(value, path, depth))
-        if form == "list":
-            return nodes.List(self._sequence(value, path, depth))
-        if form == "tuple":
-            return nodes.Tuple(self._sequence(value, path, depth))
-        if form == "OrderedDict":
-            items = self._items(value, path, depth)
-            return nodes.Ordered(items, self._attributes(value, path, depth))
-        if form == "Counter":
-            return nodes.Counter(self._items(value, path, depth))
-        if form == "defaultdict":
-            factory = value.default_factory
-            name = None if factory is None else str(getattr(factory, "__name__", ""))
-            if name is not None and nodes.FACTORIES.get(name) is not factory:
-                allowed = ", ".join(nodes.FACTORIES)
-                raise _refused(path, value, f"its default_factory {factory!r} is none of {allowed}; use dict(...)")
-            return nodes.Default(name, self._items(value, path, depth))  # type: ignore[arg-type]
-        return self._fields(form, value, path, depth)
-
-    def _items(self, value: dict[Any, Any], path: str, depth: int) -> list[tuple[Any, Any]]:
-        items = []
-        for key, child in value.items():
-            try:
-                code = nodes.encode_key(key)
-            except TypeError as error:
-                reason = f"a key of it cannot be stored: {error}; keys are str, int, float, complex, bool, None, bytes "
-                raise _refused(path, value, reason + "and tuples of these") from None
-            items.append((code, self.node(child, _below(path, paths.component(key), depth), depth)))
-        return items
-
-    def _attributes(self, value: Any, path: str, depth: int) -> list[tuple[Any, Any]]:
-        return [
-            (nodes.encode_key(name), self.node(child, _below(path, paths.attribute(name), depth), depth))
-            for name, child in vars(value).items()
-        ]
-
-    def _sequence(self, value: Iterable[Any], path: str, depth: int) -> list[Any]:
-        return [self.node(child, _below(path, str(i), depth), depth) for i, child in enumerate(value)]
-
-    def _fields(self, form: Form, value: Any, path: str, depth: int) -> Node:
-        cls = type(value)
-        names = field_names(cls)
-        self.classes.add((cls.__name__, names))
-        if len(names) > MAX_FIELDS or len(self.classes) > MAX_CLASSES:
-            raise _refused(path, value, f"more than {MAX_FIELDS} fields, or {MAX_CLASSES} such classes in one state")
-        if form == "namedtuple":
-            if len(value) != len(names):
-                raise _refused(path, value, f"it has {len(value)} items for {len(names)} fields")
-            children: Sequence[Any] = value
-        else:
-            missing = [n for n in names if not hasattr(value, n)]
-            if missing:
-                raise _refused(path, value, f"its field {missing[0]!r} is not set")
-            children = [getattr(value, n) for n in names]
-        items = [
-            self.node(child, _below(path, paths.component(name), depth), depth)
-            for name, child in zip(names, children, strict=True)
-        ]
-        if form == "namedtuple":
-            return nodes.Named(cls.__name__, list(names), items)
-        return nodes.Data(cls.__name__, list(names), items)
-
-
-def _below(path: str, part: str, depth: int) -> str:
-    return paths.join(path, part, is_root=depth == 1)
-
-
-def _place(path: str) -> str:
-    return path or "the state itself"
-
-
-def _refused(path: str, value: object, reason: str) -> UnsupportedLeafError:
-    return UnsupportedLeafError(_place(path), type_name(value), reason)
-
-
-def type_name(value: object) -> str:
-    """Give the full name of a value's class, for messages."""
-    cls = type(value)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _why_not(value: object) -> str:
-    if isinstance(value, (set, frozenset)):
-        return "a set has no order of its own; store sorted(...) of it"
-    if isinstance(value, (bytearray, memoryview)):
-        return "store bytes(...) of it, or a NumPy array"
-    for base in BUILTIN:
-        if isinstance(value, base):
-            return f"a subclass of {base.__name__} would come back as something else; store {base.__name__}(...) of it"
-    if hasattr(type(value), "__pccheck_state__"):
-        return "it stands for a whole state: give it to save() as it is, or store what its __pccheck_state__() gives"
-    if callable(getattr(type(value), "state_dict", None)):
-        return "it is no value; store its .state_dict()"
-    return (
-        "it is no container, Python value, or array that pccheck knows (dict, list, tuple, namedtuple, dataclass, "
-        "None, bool, int, float, complex, str, bytes, NumPy, and arrays of installed adapters); convert it, or leave "
-        "it out"
-    )
-
-
-# -- together --------------------------------------------------------------------------------------------------------
 
 
 def unflatten(skeleton: Node, values: Sequence[Any]) -> Any:
@@ -214,12 +42,12 @@ def build(skeleton: Node, leaf: Callable[[int], Any]) -> Any:
     return _Together(leaf).value(skeleton, 0)
 
 
-def check(skeleton: Node, leaf_count: int) -> None:
-    """Raise FormatError unless `unflatten` would succeed, and the leaves stand in the tree in order, each once."""
+def check(skeleton: Node, leaves: Sequence[int]) -> None:
+    """Raise FormatError unless `unflatten` would succeed, and these leaves stand in the tree in order, each once."""
     seen: list[int] = []
     build(skeleton, seen.append)
-    if seen != list(range(leaf_count)):
-        raise FormatError(f"the tree does not name its {leaf_count} leaves in order, each once")
+    if seen != list(leaves):
+        raise FormatError(f"the tree does not name its {len(leaves)} leaves in order, each once")
 
 
 def children_of(node: Any) -> list[tuple[str, Any]]:

@@ -128,6 +128,18 @@ def edits():
 
         return edit
 
+    def parts(count, shift=0, **changes):
+        def edit(m):  # parts of one array, each with all the bytes of the leaf
+            first, *others = m["leaves"]
+            n = first["shape"][0]
+            entries = [{**first, "shape": [count * n], "box": [[i * n], [n]], **changes} for i in range(count)]
+            for i, entry in enumerate(entries):
+                entry["offset"] += i * shift
+            m["leaves"] = entries + others
+            m["tree"]["items"][1][1]["index"] += count - 1
+
+        return edit
+
     def nest(make, depth):
         def edit(m):
             node = None
@@ -161,6 +173,8 @@ def edits():
         "digest": chunk(digest="zz"), "digest long": chunk(digest="0" * 1_000_000),
         "many copies of bytes": many("bytes", "bytes"), "many copies of str": many("str", "utf-8"),
         "many copies of scalars": many("numpy", "", scalar=True), "many arrays": many("numpy", "|u1"),
+        "parts that share their bytes": parts(1000), "parts without end": parts(100_000, nbytes=0),
+        "parts half shared": parts(2, shift=64), "parts of nothing": parts(1000, nbytes=0, shape=[huge]),
         "deep lists": nest(lambda n: {"is": "list", "items": [n]}, 400),
         "deep dicts": nest(lambda n: {"is": "dict", "items": [["k", n]]}, 300),
         "huge int": top(tree={"is": "int", "value": "f" * 3_000_000}),

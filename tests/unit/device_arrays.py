@@ -159,3 +159,6 @@ class Table:
 
     def like(self, value):
         return kind_of.like(value)
+
+    def container(self, value):
+        return kind_of.container(value)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck import audit as audit_module
-from pccheck import format
+from pccheck import format, judging
 from pccheck.audit import audit
 from pccheck.errors import UsageError
 from pccheck.format import Abandoned, SlotState
@@ -280,14 +279,14 @@ def test_a_slot_refilled_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pyt
     """Each time the payload is read, a writer has already given the slot to another checkpoint."""
     put(tmp_path, "CHECK", check_file())
     path = put(tmp_path, "slot-000.pcc", slot_file(STATE))
-    real, counter = audit_module.verify, [1]
+    real, counter = judging.verify, [1]
 
     def verify(*arguments: Any) -> Any:
         counter[0] += 1
         path.write_bytes(slot_file([np.zeros(9)], counter=counter[0]))
         return real(*arguments)
 
-    monkeypatch.setattr(audit_module, "verify", verify)
+    monkeypatch.setattr(judging, "verify", verify)
     report = one(tmp_path, verify=True)
     assert (report.slots[0].verdict, report.damaged) == ("reused", 0)
     assert counter[0] > 2

@@ -237,6 +237,9 @@ def test_what_is_stored_in_another_form_is_each_ranks_own():
         def like(self, value):
             return None
 
+        def container(self, value):
+            return None
+
     for rank in range(2):
         planner = Planner(Table(), CHUNK, rank=rank, world=2, replicated=True)
         assert stored_by(planner.prepare({"a": np.arange(9.0)}, step=1))["a"][0].nbytes == 72

@@ -328,6 +328,7 @@ def test_the_document_tells_check_as_it_is() -> None:
     assert places == {
         "superblock": (format.SUPERBLOCK_OFFSET, 40),
         "CHECK_ADDR": (format.CHECK_ADDR_OFFSET, 8),
+        "links": (format.LINKS_OFFSET, 8),
         "PEER_ADDR": (format.PEER_ADDR_OFFSET, 8),
         "incarnation": (format.INCARNATION_OFFSET, 8),
         "last counter": (format.LAST_COUNTER_OFFSET, 8),

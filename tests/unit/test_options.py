@@ -12,7 +12,7 @@ from pccheck.options import MIB, Options
 
 WHOLE = {  # field: (lowest, highest)
     "in_flight": (1, 64),
-    "keep": (1, 1000),
+    "keep": (0, 1000),
     "keep_every": (1, 1 << 62),
     "writers": (1, 64),
     "writers_per_checkpoint": (1, 64),
@@ -59,7 +59,7 @@ def test_every_field_is_held_by_a_test_here():
 def test_whole_numbers_have_two_ends(field, ends):
     for value in ends:
         assert getattr(Options(**{field: value}), field) == value
-    for value in (ends[0] - 1, ends[1] + 1, 0, -1):
+    for value in (ends[0] - 1, ends[1] + 1, -1):
         error = refused(field, value)
         assert str(ends[0]) in error.allowed
         assert str(ends[1]) in error.allowed
@@ -137,9 +137,15 @@ def test_options_are_frozen_and_keyword_only():
 
 def test_a_changed_copy_is_checked_again():
     with pytest.raises(OptionError):
-        dataclasses.replace(Options(), keep=0)
+        dataclasses.replace(Options(), keep=-1)
 
 
 def test_an_option_error_is_a_value_error_of_ours():
     assert issubclass(OptionError, ValueError)
     assert issubclass(OptionError, PccheckError)
+
+
+def test_a_store_of_links_keeps_nothing():
+    assert Options(keep=0).keep == 0
+    with pytest.raises(OptionError, match="keep_every"):
+        Options(keep=0, keep_every=10)

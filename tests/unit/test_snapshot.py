@@ -317,3 +317,20 @@ def test_debug_without_a_guard_watches_everything(tmp_path):
         ck.save(3, {"w": array})  # copied: it may change at once
         array[7] = 5
         ck.save(4, {"w": copy.copy(array)})
+
+
+# -- little that can change, beside much that cannot -------------------------------------------------------------------
+
+
+def test_what_little_can_change_beside_what_cannot_is_copied_and_not_waited_for(tmp_path):
+    counter, much = filled(1, chunks=1), filled(7, chunks=64)
+    with slow(tmp_path) as ck:
+        save = ck.save(1, {"much": much[::2], "counter": counter})  # of every second element there is a copy already
+        counter[:] = -1
+        assert save.captured.done()
+        assert ck.stats().fence_wait_s == 0
+        save.durable.result(WAIT_S)
+        assert_restores(ck, 1, much=7, counter=1)
+        ck.save(2, {"much": much[::2], "counter": filled(2, chunks=8)}).durable.result(WAIT_S)
+        assert ck.stats().fence_wait_s > 0, "more than an eighth is waited for, not copied"
+        assert_restores(ck, 2, much=7, counter=2)

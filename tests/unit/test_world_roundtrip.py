@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import xxhash
 
 from pccheck import Shard, format
 from pccheck.errors import FormatError
-from pccheck.format import Record, SlotState
 from pccheck.reading.loading import load_world
 from pccheck.reading.world import WorldIdentity
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
 from pccheck.testing.compare import difference
-from pccheck.testing.slotfiles import STORE_ID, check_file
-from tests.unit.captured import space_of
+from pccheck.testing.slotfiles import check_file
+from tests.unit.captured import slot_of
 
 CHUNK = 4096
 
 
 def store(root, rank, world, prepared):
     """Write one rank's store, as its pipeline and commit would have."""
-    layout = prepared.layout
-    space = space_of(prepared)
-    data, digests = bytearray(format.PAYLOAD_OFFSET + layout.payload_bytes), b""
-    for chunk in layout.chunks:
-        stored = bytes(space[chunk.start : chunk.start + chunk.data_bytes]).ljust(chunk.stored_bytes, b"\0")
-        data[chunk.file_offset : chunk.file_offset + chunk.stored_bytes] = stored
-        digests += xxhash.xxh3_128_digest(stored)
-    encoded = prepared.encode_manifest(counter=1, incarnation=1, rank=rank, world=world, base=0, digests=digests)
-    record = Record(
-        store_id=STORE_ID, slot=0, state=SlotState.SEALED, incarnation=1, counter=1, step=10, rank=rank, world=world,
-        payload_bytes=layout.payload_bytes, manifest_offset=len(data), manifest_bytes=len(encoded),
-        manifest_digest=xxhash.xxh3_128_digest(encoded), time_ns=10**18,
-    )  # fmt: skip
-    data[: format.RECORD_BYTES] = format.pack_record(record)
     folder = root / f"rank-{rank:05}"
     folder.mkdir()
-    (folder / "slot-000.pcc").write_bytes(data + encoded.ljust(format.padded(len(encoded)), b"\0"))
+    (folder / "slot-000.pcc").write_bytes(slot_of(prepared, rank, world))
     (folder / "CHECK").write_bytes(check_file(word=format.pack_word(1, 0)))
 
 
