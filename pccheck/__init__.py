@@ -3,7 +3,7 @@
 Loads no framework: an adapter is found when the first leaf of its kind is seen.
 """
 
-from pccheck import errors, events
+from pccheck import errors, events, links
 from pccheck.checkpointer import Checkpointer
 from pccheck.options import Options
 from pccheck.ranks.shared_directory import SharedDirectory
@@ -31,6 +31,7 @@ __all__ = [
     "__version__",
     "errors",
     "events",
+    "links",
     "open",
     "outline",
 ]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from pccheck.errors import UsageError
 from pccheck.options import Options, WhenFull
+from pccheck.saving.save import Link
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import Volume
 
@@ -53,11 +54,18 @@ def volume(directory: object) -> Volume:
     return cast(Volume, directory)
 
 
-def when_full(options: Options, given: WhenFull | None, link: str | None) -> WhenFull:
-    """Give what a save does where it finds no place; raises UsageError, also for `link=`."""
-    if link is not None:
-        raise UsageError("link= needs a store of links (keep=0), which this release does not open; leave it out")
+def when_full(options: Options, given: WhenFull | None) -> WhenFull:
+    """Give what a save does where it finds no place; raises UsageError."""
     return options.when_full if given is None else replace(options, when_full=given).when_full
+
+
+def link(options: Options, given: Link | None) -> Link | None:
+    """Give where a save is linked to, as an absolute path or what will give one; raises UsageError."""
+    if options.keep and given is not None:
+        raise UsageError("link= needs a store of links: open it with keep=0, or leave link= out")
+    if not options.keep and given is None:
+        raise UsageError("a store of links (keep=0) needs link=: the path at which the checkpoint is to live")
+    return given if given is None or callable(given) else path(given, "link")
 
 
 def check_callable(**given: tuple[object, str]) -> None:

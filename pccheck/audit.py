@@ -1,4 +1,4 @@
-"""Facts about the stores under a path, for `pccheck inspect` (floor 4: imports reports, listing and reader, never a
+"""Facts about the stores under a path, for `pccheck inspect` (floor 4: imports judging, reports and reading, never a
 writer).
 
 It looks and cannot repair: nothing is locked, mapped or written, and a store may be in use meanwhile.
@@ -7,26 +7,22 @@ It looks and cannot repair: nothing is locked, mapped or written, and a store ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
 
-from pccheck import format
-from pccheck.errors import ContentError, DamagedError, MediumError, ReusedError
+from pccheck import judging
+from pccheck.errors import ReusedError, UsageError
 from pccheck.format import SlotState
+from pccheck.judging import Progress as Progress
+from pccheck.linkaudit import audit_linked
+from pccheck.reading.linkplaces import find_linked
 from pccheck.reading.listing import Listing, SlotFile
 from pccheck.reading.places import Place, locate
-from pccheck.reading.reader import read_manifest, verify
-from pccheck.reports import Damage, SlotReport, State, StoreReport, exit_code
-from pccheck.state.manifest import Manifest
-from pccheck.storage.medium import Medium
-
-Progress = Callable[[str, int, int], None]
+from pccheck.reports import SlotReport, State, StoreReport, exit_code
 
 _TRIES = 10
 
 
 def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progress | None = None) -> list[StoreReport]:
-    """Look at a store, a single slot file, or a folder of rank-00000, rank-00001, ... stores.
+    """Look at a store, a slot file, a folder of rank-00000, rank-00001, ... stores, or what holds linked folders.
 
     Args:
         path: what to look at.
@@ -37,6 +33,17 @@ def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progr
         UsageError: there is no such path, or it holds no store.
         MediumError: a single slot file cannot be opened.
     """
+    try:
+        return _audit_stores(path, verify, progress)
+    except UsageError:
+        linked = find_linked(path)
+        if not linked.folders and not linked.stores:
+            raise
+    stores = [_audit_place(Place.of_store(store), None, verify, progress) for store in linked.stores]
+    return [audit_linked(linked, verify, progress), *stores]
+
+
+def _audit_stores(path: str | os.PathLike[str], verify: bool, progress: Progress | None) -> list[StoreReport]:
     previous: list[set[tuple[int | None, int | None, int | None]]] = []
     for _ in range(_TRIES):
         places = locate(path)
@@ -92,11 +99,12 @@ def _audit_file(
     for _ in range(_TRIES):
         known = None if file.record is None else done.get(file.record.identity)
         if known is not None and file.links > 1 and known.verdict == "ok":
-            return _report(
-                file, listing, verdict="ok", verified=known.verified, leaves=known.leaves, metadata=known.metadata
-            )
+            return judging.report(
+                file, _state(file, listing), verdict="ok", verified=known.verified, leaves=known.leaves,
+                metadata=known.metadata,
+            )  # fmt: skip
         try:
-            report = _judge(place, listing, file, deep, progress)
+            found = judging.judge(place.open, file, _state(file, listing), deep, progress)
         except ReusedError:
             again = next((f for f in place.look().files if f.name == file.name), None)
             if again is None:
@@ -104,56 +112,9 @@ def _audit_file(
             file = again
             continue
         if file.record is not None:
-            done[file.record.identity] = report
-        return report
-    return _report(file, listing, verdict="reused")
-
-
-def _judge(place: Place, listing: Listing, file: SlotFile, deep: bool, progress: Progress | None) -> SlotReport:
-    if file.problem is not None:
-        length = format.RECORD_BYTES if file.file_bytes >= format.RECORD_BYTES else file.file_bytes
-        return _report(file, listing, verdict="damaged", damages=(Damage(reason=file.problem, length=length),))
-    if file.record is None or not file.sealed:
-        return _report(file, listing)
-    manifest: Manifest | None = None
-    try:
-        medium = place.open(file.name)
-    except MediumError as error:
-        if isinstance(error.cause, FileNotFoundError):
-            raise ReusedError(f"{file.name} was removed meanwhile") from error
-        return _report(file, listing, verdict="damaged", damages=(Damage(reason=str(error)),))
-    try:
-        manifest = read_manifest(medium, file.record)
-        damages = _verify(medium, file, manifest, progress) if deep else ()
-    except ReusedError:
-        raise
-    except (ContentError, MediumError) as error:
-        damages = (_damage(error, medium.path),)
-    finally:
-        medium.close()
-    return _report(
-        file,
-        listing,
-        verdict="damaged" if damages else "ok",
-        verified=deep and manifest is not None,
-        leaves=None if manifest is None else len(manifest.leaves),
-        metadata=None if manifest is None else manifest.metadata,
-        damages=damages,
-    )
-
-
-def _verify(medium: Medium, file: SlotFile, manifest: Manifest, progress: Progress | None) -> tuple[Damage, ...]:
-    assert file.record is not None
-    total = sum(chunk.stored for chunk in manifest.chunks)
-    report = (lambda count: progress(file.name, count, total)) if progress else None
-    return tuple(_damage(damage, medium.path) for damage in verify(medium, file.record, manifest, report))
-
-
-def _damage(error: ContentError | MediumError, path: str) -> Damage:
-    if isinstance(error, DamagedError):
-        return Damage(reason=error.reason, offset=error.offset, length=error.length, leaves=error.leaves)
-    reason = str(error).removeprefix(f"{path}: ")
-    return Damage(reason=reason, offset=(error.offset or 0) if isinstance(error, MediumError) else 0)
+            done[file.record.identity] = found
+        return found
+    return judging.report(file, _state(file, listing), verdict="reused")
 
 
 def _state(file: SlotFile, listing: Listing) -> State:
@@ -170,25 +131,7 @@ def _state(file: SlotFile, listing: Listing) -> State:
         return "abandoned"
     if file.kept:
         return "kept"
+    if file.linked:
+        return "linked" if file.links > 1 else "free"
     check = listing.check
     return "published" if check is not None and check.word == record.word else "sealed"
-
-
-def _report(file: SlotFile, listing: Listing, **facts: Any) -> SlotReport:
-    record = file.record
-    if record is None:
-        return SlotReport(name=file.name, state=_state(file, listing), file_bytes=file.file_bytes, **facts)
-    return SlotReport(
-        name=file.name,
-        state=_state(file, listing),
-        counter=record.counter,
-        step=record.step,
-        incarnation=record.incarnation,
-        base=record.base,
-        rank=record.rank,
-        world=record.world,
-        file_bytes=file.file_bytes,
-        payload_bytes=record.payload_bytes if record.state == SlotState.SEALED else None,
-        time_ns=record.time_ns,
-        **facts,
-    )

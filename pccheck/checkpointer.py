@@ -20,7 +20,7 @@ from pccheck.reading.restoring import Restored
 from pccheck.recovery import Wanted, open_store
 from pccheck.saving.flight import Flight
 from pccheck.saving.notifier import Notifier
-from pccheck.saving.save import Save
+from pccheck.saving.save import Link, Save
 from pccheck.saving.stats import Stats
 from pccheck.state.kinds import kind_of
 from pccheck.state.planner import Planner
@@ -119,7 +119,7 @@ class Checkpointer:
         *,
         metadata: Mapping[str, Any] | None = None,
         when_full: WhenFull | None = None,
-        link: str | None = None,
+        link: Link | None = None,
         report: bool = True,
     ) -> Save:
         """Start saving a state and return: at once ("lazy"), or when it was copied ("copy", "device").
@@ -130,7 +130,8 @@ class Checkpointer:
                 object whose method `__pccheck_state__()` gives one.
             metadata: small JSON that `pccheck inspect` shows.
             when_full: overrides the option for this save.
-            link: for stores of links only, which this release cannot open; must be None.
+            link: in a store of links (keep=0), where the checkpoint is to live: a free path in a folder of yours, or a
+                function that gives one and may wait for that folder; called once the bytes are written.
             report: False = only the Save tells how it ends, and no error of an earlier save is raised here.
 
         Raises:
@@ -141,7 +142,8 @@ class Checkpointer:
             (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
         """
         self._assert_usable(waits=True)
-        step, when_full = arguments.step(step), arguments.when_full(self.options, when_full, link)
+        step, when_full = arguments.step(step), arguments.when_full(self.options, when_full)
+        link = arguments.link(self.options, link)
         with self._saving:
             self._assert_usable()  # it may have been closed while this waited for another save
             save = Save(step, self._store.next_counter(), report=report)
@@ -154,7 +156,7 @@ class Checkpointer:
             except BaseException as error:
                 self._flight.refuse(save, error)
                 raise
-            launched = self._flight.launch(save, prepared, when_full)
+            launched = self._flight.launch(save, prepared, when_full, link)
             if launched is None:
                 return save
         self._flight.await_snapshot(save, launched)

@@ -51,14 +51,14 @@ def _options(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A store, one slot file, or a folder of rank-00000, rank-00001, ...")],
+    path: Annotated[Path, typer.Argument(help="A store, a slot file, a folder of rank-00000, ..., or linked folders.")],
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and check all digests.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Show every checkpoint at PATH, and whether it is whole. Never writes; the store may be in use meanwhile.
 
-    Exit status: 0 = at least one valid checkpoint (of several ranks: one that all ranks hold) and nothing damaged; 1 =
-    nothing valid, or something damaged; 2 = PATH is missing or is no store.
+    Exit status: 0 = at least one valid checkpoint (of several ranks: one that all ranks hold; of a store of links: none
+    is needed) and nothing damaged; 1 = nothing valid, or something damaged; 2 = PATH is missing or is no store.
     """
     try:
         with ExitStack() as stack:

@@ -75,10 +75,11 @@ CHECK_BYTES = 64 * 1024
 CHECK_MAGIC = b"PCCCHECK"
 ENDIAN_TAG = 0x01020304
 SUPERBLOCK_OFFSET = 0
-CHECK_ADDR_OFFSET = 4096  # these four 64-bit numbers are mapped and changed in place
+CHECK_ADDR_OFFSET = 4096  # these five 64-bit numbers are mapped and changed in place
 PEER_ADDR_OFFSET = 4104
 INCARNATION_OFFSET = 4112
 LAST_COUNTER_OFFSET = 4120
+LINKS_OFFSET = 4128  # 1 = a store of links: what its slots hold is a checkpoint only where it was linked to
 ABANDONED_OFFSETS = (8192, 12288)  # two copies, written one after the other: the newer one that validates counts
 HOLDER_OFFSET = 16384
 
@@ -248,6 +249,11 @@ class Record:
         """(incarnation, counter, step)."""
         return (self.incarnation, self.counter, self.step)
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether it is a checkpoint where it was linked to only, and not as a slot of its store."""
+        return self.link_digest != bytes(DIGEST_BYTES)
+
 
 # magic, version, state, store id, slot, rank, world, digest algorithm, incarnation, counter, step, base,
 # payload bytes, manifest offset, manifest bytes, manifest digest, link digest, time; XXH3-64 in the last 8 bytes
@@ -284,9 +290,7 @@ def unpack_record(data: bytes) -> Record | None:
     (_, version, state, store_id, slot, rank, world, algorithm, incarnation, counter, step, base, payload_bytes,
      manifest_offset, manifest_bytes, manifest_digest, link_digest, time_ns) = _RECORD.unpack_from(data)  # fmt: skip
     if version != VERSION or algorithm != DIGEST_XXH3_128:
-        raise FormatError(
-            f"the record is of format version {version}, digest {algorithm}; this release reads {VERSION}, 1"
-        )
+        raise FormatError(f"the record is of format version {version}, digest {algorithm}, not of {VERSION}, 1")
     if state not in tuple(SlotState) or not 0 < counter <= MAX_COUNTER or slot >= MAX_SLOTS or rank >= world:
         raise FormatError("the record names an impossible state, counter, slot or rank")
     return Record(

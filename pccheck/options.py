@@ -22,7 +22,8 @@ class Options:
 
     Args:
         in_flight: checkpoints that may be under way at once (the paper's N), 1..64.
-        keep: newest verified checkpoints to keep, 1..1000.
+        keep: newest verified checkpoints to keep, 1..1000; 0 = a store of links: each checkpoint lives by the link
+            that `save(link=)` gives it, in a folder of yours, until that is removed.
         keep_every: keep every checkpoint whose step is a multiple of this, for ever; None = none.
         buffer_bytes: size of the buffer pool; None = in_flight times the first state, at most a quarter of the
             memory that is free.
@@ -73,13 +74,15 @@ class Options:
 
     def __post_init__(self) -> None:
         check_whole_number("in_flight", self.in_flight, 1, 64)
-        check_whole_number("keep", self.keep, 1, 1000)
+        check_whole_number("keep", self.keep, 0, 1000)
         check_whole_number("writers", self.writers, 1, 64)
         if self.writers_per_checkpoint is not None:
             check_whole_number("writers_per_checkpoint", self.writers_per_checkpoint, 1, 64)
         check_whole_number("chunk_bytes", self.chunk_bytes, 4096, 1 << 30, multiple=4096)
         if self.keep_every is not None:
             check_whole_number("keep_every", self.keep_every, 1, 1 << 62)
+            if not self.keep:
+                raise OptionError("keep_every", self.keep_every, "None in a store of links (keep=0)")
         if self.buffer_bytes is not None:
             check_whole_number("buffer_bytes", self.buffer_bytes, 2 * self.chunk_bytes, 1 << 46)
         for name, choices in (

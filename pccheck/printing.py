@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,6 +18,7 @@ from pccheck.reports import Damage, SlotReport, StoreReport, WorldReport, exit_c
 from pccheck.version import __version__
 
 _STATE_STYLES = {"published": "bold green", "unreadable": "bold red", "filling": "yellow", "abandoned": "magenta"}
+_STATE_STYLES |= {"linked": "bold green", "unfinished": "yellow"}
 _STATE_STYLES |= {"complete": "bold green", "incomplete": "yellow", "damaged": "bold red"}  # of all ranks
 _VERDICT_STYLES = {"ok": "green", "damaged": "bold red", "reused": "yellow", "-": "dim"}
 _METADATA_CHARACTERS = 300
@@ -47,7 +48,7 @@ def show(reports: list[StoreReport], console: Console, *, verify: bool, now_s: f
     for report in reports:
         _show_store(report, console, now_s)
     valid, damaged = sum(r.valid for r in reports), sum(r.damaged for r in reports)
-    empty = sum(not r.valid for r in reports)
+    empty = sum(not r.valid for r in reports if not r.is_of_links)
     text = Text(f"{_count(valid, 'valid checkpoint')}, " + (f"{damaged} damaged" if damaged else "nothing damaged"))
     text.stylize("bold green" if exit_code(reports) == 0 else "bold red")
     if empty and len(reports) > 1:
@@ -93,9 +94,9 @@ def _show_store(report: StoreReport, console: Console, now_s: float) -> None:
             console.print(Text.assemble((f"  {label:<10}", "dim"), (plain(value), style)), soft_wrap=True)
     console.print()
     if report.slots:
-        console.print(_table(report.slots, now_s, wide=console.width >= _WIDE))
+        console.print(_table(report.slots, now_s, wide=console.width >= _WIDE, fold=report.folders))
     else:
-        console.print("  no slot files yet")
+        console.print("  no slot files" + ("" if report.is_of_links else " yet"))
     console.print()
     shown = list({slot.identity: slot for slot in report.slots if slot.metadata}.values())
     for slot in shown:
@@ -123,6 +124,9 @@ def _header(report: StoreReport, check: CheckFacts) -> Iterable[tuple[str, str, 
         word = f"names counter {format.word_counter(check.word)} in slot {format.word_slot(check.word)}"
         if report.published is None:
             word += ", which is not here; the next writer sets it right"
+    if check.links:
+        yield "kind", "a store of links: its checkpoints are in the folders that they were linked into", ""
+        word = "names none"
     yield "CHECK", f"fine; CHECK_ADDR {word}", ""
     yield "runs", f"incarnation {check.incarnation}, last counter {check.last_counter}", ""
     if check.holder:
@@ -132,13 +136,15 @@ def _header(report: StoreReport, check: CheckFacts) -> Iterable[tuple[str, str, 
         yield "abandoned", f"counters {ranges}", "magenta"
 
 
-def _table(slots: Iterable[SlotReport], now_s: float, *, wide: bool) -> Table:
+def _table(slots: Iterable[SlotReport], now_s: float, *, wide: bool, fold: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), show_edge=False)
     names = ["file", "step", "counter", "run", "state", "size", "age", "verdict"]
     if wide:
         names[7:7] = ["saved (UTC)", "leaves"]
     for name in names:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, overflow="fold")
+        side: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        whole = name != "file" or not fold  # long names of files in folders fold, so that nothing else does
+        table.add_column(name, justify=side, no_wrap=whole, overflow="fold")
     for slot in slots:
         size = slot.file_bytes if slot.payload_bytes is None else slot.payload_bytes
         saved = (_iso(slot.time_ns) or "-")[:19].replace("T", " ")
@@ -211,7 +217,7 @@ def as_json(reports: list[StoreReport], *, verify: bool) -> dict[str, Any]:
 def _store_json(report: StoreReport) -> dict[str, Any]:
     return {
         "path": report.path,
-        "kind": "file" if report.check is None else "store",
+        "kind": report.kind,
         "valid": report.valid,
         "damaged": report.damaged,
         "check": None if report.check is None else _check_json(report.check),
@@ -243,6 +249,7 @@ def _check_json(check: CheckFacts) -> dict[str, Any]:
         "last_counter": check.last_counter,
         "abandoned": [list(bounds) for bounds in check.abandoned.ranges],
         "holder": check.holder,
+        "links": check.links,
     }
 
 

@@ -17,6 +17,7 @@ from pccheck.errors import (
     PccheckError,
     RanksError,
     StoreTaken,
+    UsageError,
 )
 from pccheck.events import Event
 from pccheck.options import Options
@@ -40,6 +41,9 @@ def open_store(
 ) -> tuple[Store, Recovery]:
     """Open this rank's store under a job's root, together with all other ranks; raises as `Checkpointer`."""
     here: str | os.PathLike[str] | Volume | None = None
+    if not options.keep and agreement.world > 1:
+        agreement.close(0.0)
+        raise UsageError("a store of links (keep=0) is one process's own: leave coordinator= out")
     try:
         root = None if agreement.world == 1 and hasattr(directory, "check_page") else arguments.path(directory)
         here = directory if root is None else rank_folder(root, agreement.rank, agreement.world)
@@ -103,6 +107,7 @@ class Recovery:
 
         Raises as `Checkpointer.restore`.
         """
+        self._store.history.assert_here()
         if self._agreement.world == 1 and not self._neighbours.stores():
             return self._alone(wanted)
         return self._together(wanted)

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pccheck.reading.listing import CheckFacts
 
-State = Literal["published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable"]
+State = Literal[
+    "published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable", "linked", "unfinished"
+]
 Verdict = Literal["ok", "damaged", "reused", "-"]
 
 _MOST_RANKS = 1000  # a record may claim any world
@@ -26,7 +28,7 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotReport:
-    """One slot file or kept checkpoint; what no record tells is None."""
+    """One slot file, kept checkpoint, or file of a linked folder; what no record tells is None."""
 
     name: str
     state: State
@@ -53,16 +55,34 @@ class SlotReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreReport:
-    """One store, or one slot file on its own (`check` is None); `rank` of a store under a job's folder."""
+    """One store, one slot file on its own, or the linked folders at and under a path.
+
+    `check` is None for all but stores; `rank` of a store under a job's folder. In `folders`, a slot's name begins with
+    its folder's, relative to the path.
+    """
 
     path: str
     check: CheckFacts | None
     slots: tuple[SlotReport, ...]
     rank: int | None = None
+    folders: bool = False
+
+    @property
+    def kind(self) -> Literal["store", "file", "folders"]:
+        """What it is of."""
+        return "folders" if self.folders else "file" if self.check is None else "store"
+
+    @property
+    def is_of_links(self) -> bool:
+        """Whether it is a store of links, of which nothing need be a checkpoint."""
+        return self.check is not None and self.check.links
 
     @property
     def valid(self) -> int:
         """Checkpoints that are whole, each counted once; those on abandoned branches included."""
+        if self.folders:
+            broken = {_folder_of(slot) for slot in self.slots if slot.verdict != "ok"}
+            return len({_folder_of(slot) for slot in self.slots} - broken)
         return len({slot.identity for slot in self.slots if slot.verdict == "ok"})
 
     @property
@@ -105,12 +125,15 @@ class WorldReport:
 
 
 def exit_code(reports: list[StoreReport]) -> int:
-    """Give 0 for no damage anywhere, and at least one valid checkpoint: under a job's folder, one of all its ranks."""
+    """Give 0 for no damage anywhere, and at least one valid checkpoint: under a job's folder, one of all its ranks.
+
+    A store of links needs none of its own.
+    """
     if any(report.damaged for report in reports):
         return 1
     if any(report.rank is not None for report in reports):
         return 0 if any(not c.missing for c in world_reports(reports)) else 1
-    return 0 if all(report.valid for report in reports) else 1
+    return 0 if all(report.valid for report in reports if not report.is_of_links) else 1
 
 
 def world_reports(reports: list[StoreReport]) -> list[WorldReport]:
@@ -143,3 +166,7 @@ def world_reports(reports: list[StoreReport]) -> list[WorldReport]:
 
 def _is_abandoned(counter: int, reports: list[StoreReport]) -> bool:
     return any(report.check is not None and counter in report.check.abandoned for report in reports)
+
+
+def _folder_of(slot: SlotReport) -> str:
+    return slot.name.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""A read-only view of a store, of one slot file, or of the stores of all ranks (floor 3: imports floors 0 to 2)."""
+"""A read-only view of a store, a slot file, a linked folder, or the stores of all ranks (floor 3: imports below)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from pccheck.errors import (
     MediumError,
     NoValidCheckpointError,
     ReusedError,
+    StepNotFoundError,
     UsageError,
 )
 from pccheck.format import Record
 from pccheck.reading.committed import HOME, Committed, restore_newest
+from pccheck.reading.linked import LinkedFiles, is_linked
 from pccheck.reading.listing import Listing
+from pccheck.reading.loading import load_files
+from pccheck.reading.members import Files, StoreFiles
 from pccheck.reading.places import Place, locate
 from pccheck.reading.restored import Restored, Skipped
 from pccheck.reading.restoring import assemble, candidates, fitting, load_newest, of_step, retried
 from pccheck.reading.stored import Checkpoint, open_checkpoint
-from pccheck.reading.world import look_at_world
+from pccheck.reading.world import WorldIdentity, look_at_world
 from pccheck.storage.medium import Medium
 
 Stored: TypeAlias = Checkpoint | Committed
@@ -55,17 +59,20 @@ class Entry:
 
 
 def open(path: str | os.PathLike[str]) -> View:
-    """Open a store, a slot file, or a job's folder of rank-00000, ... for reading; nothing is locked or written.
+    """Open a store, a slot file, a job's folder of rank-00000, ... or a linked folder; nothing is locked or written.
 
     Of a job's folder it shows what all ranks hold: the tree and the leaves of rank 0, with arrays of which ranks stored
-    parts put together. Of one rank's store it shows the parts, as `pccheck.Shard`.
+    parts put together, and so of a linked folder. Of one rank's store it shows the parts, as `pccheck.Shard`.
 
     Processes may be saving into the stores meanwhile, and the folders may be read-only.
 
     Raises:
-        UsageError: there is nothing at the path, or it is no store.
+        UsageError: there is nothing at the path, or it is no store, or a linked folder that was never finished.
         MediumError: it cannot be read.
+        FormatError: it is a linked folder whose list cannot be read.
     """
+    if is_linked(path):
+        return _LinkedView(LinkedFiles(path))
     places = locate(path)
     if len(places) == 1 and places[0].is_at(path):
         return _StoreView(places[0])
@@ -266,6 +273,33 @@ class _WorldView(View):
         for checkpoint in look_at_world(self.path).checkpoints:
             if checkpoint.complete:
                 home = checkpoint.members[HOME].candidate
-                read = partial_(Committed, self.path, checkpoint.identity)
+                read = partial_(_committed, self.path, checkpoint.identity)
                 found.append(_Found(record=home.record, name=home.names[0], abandoned=checkpoint.abandoned, read=read))
         return found
+
+
+def _committed(root: str, identity: WorldIdentity) -> Committed:
+    return Committed(StoreFiles(root, identity))
+
+
+@final
+class _LinkedView(View):
+    """A linked folder: one checkpoint."""
+
+    def __init__(self, files: LinkedFiles) -> None:
+        super().__init__(files.where)
+        self._files = files
+
+    def restore(
+        self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False
+    ) -> Restored | None:
+        """Give the checkpoint, and change nothing; there is none to fall back to."""
+        self._check_open()
+        files: Files = self._files
+        if step not in (None, files.step):
+            raise StepNotFoundError(step, [files.step], self.path)
+        return load_files(files, HOME, like=like, partial=partial).restored
+
+    def _find(self) -> list[_Found]:
+        home = self._files.open(HOME)
+        return [_Found(record=home.record, name=home.name, abandoned=False, read=partial_(Committed, self._files))]

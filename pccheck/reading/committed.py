@@ -21,8 +21,8 @@ from pccheck.errors import (
     UsageError,
     named_ranks,
 )
-from pccheck.reading.loading import Parts, load_world
-from pccheck.reading.members import held
+from pccheck.reading.loading import Parts, load_files, load_world
+from pccheck.reading.members import Files, held
 from pccheck.reading.reader import DEFAULT_THREADS
 from pccheck.reading.reads import no_such_leaf
 from pccheck.reading.restored import Restored, Skipped
@@ -42,18 +42,18 @@ class Committed:
     A writer may give its slots to newer checkpoints: reading then raises ReusedError.
 
     Args:
-        root: the job's folder.
-        identity: which checkpoint.
+        files: of all ranks.
     """
 
-    def __init__(self, root: str, identity: WorldIdentity) -> None:
-        self._root, self.identity = root, identity
-        self._parts = Parts(root, identity, HOME, DEFAULT_THREADS)
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._parts = Parts(files, HOME, DEFAULT_THREADS)
         self.name = self._parts.home.name
-        self.step, self.counter = identity.step, identity.counter
+        self.step, self.counter = files.step, files.counter
 
     def __repr__(self) -> str:
-        return f"<Checkpoint step {self.step}, counter {self.counter} of {self.identity.world} ranks in {self._root}>"
+        files = self._files
+        return f"<Checkpoint step {self.step}, counter {self.counter} of {files.world} ranks in {files.where}>"
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Committed:
 
         Raises as `restore`.
         """
-        own = [leaf.path for leaf in self._parts.home.manifest.leaves]
+        own = list(dict.fromkeys(leaf.path for leaf in self._parts.home.manifest.leaves))
         known = set(own)
         return own + [path for path in self._parts.sources() if path not in known]
 
@@ -75,13 +75,13 @@ class Committed:
 
     def restore(self, like: Any = None, partial: bool = False) -> Restored:
         """Give the state, every byte of it verified, in the shape of `like`; errors as `load_world`."""
-        return load_world(self._root, self.identity, HOME, like=like, partial=partial).restored
+        return load_files(self._files, HOME, like=like, partial=partial).restored
 
     def mapped(self, like: Any = None) -> Any:
         """Raise UsageError: what several files hold cannot be mapped as one."""
         raise UsageError(
-            f"{self._root} holds the stores of several ranks, which cannot be mapped as one; use state(), or open the "
-            "folder of one rank"
+            f"{self._files.where} holds the files of several ranks, which cannot be mapped as one; use state(), or "
+            "open what is one rank's"
         )
 
     def __getitem__(self, path: str) -> Any:
@@ -95,7 +95,7 @@ class Committed:
             DamagedError, FormatError, ReusedError, MediumError: as `restore`.
         """
         parts, home = self._parts, self._parts.home.manifest
-        known = {leaf.path: index for index, leaf in enumerate(home.leaves)}
+        known = {home.leaves[index].path: index for index in parts.named()}
         leaves, others = list(home.leaves), {} if known.keys() >= set(paths) else parts.sources()
         for path in paths:
             if path not in known and path in others:

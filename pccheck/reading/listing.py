@@ -30,6 +30,7 @@ class CheckFacts:
         last_counter: last counter given out, as far as the last writer noted it.
         abandoned: counters that roll-backs left behind.
         holder: text about the last writer, None where none is noted.
+        links: it is a store of links: no slot of it is a checkpoint, but what was linked elsewhere.
     """
 
     problem: str | None = None
@@ -41,6 +42,7 @@ class CheckFacts:
     last_counter: int = 0
     abandoned: Abandoned = field(default_factory=Abandoned)
     holder: str | None = None
+    links: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class SlotFile:
         record: None where the slot was never used or the record cannot be believed.
         problem: why it cannot be believed.
         abandoned: left behind by a roll-back.
+        linked: it was made to be linked elsewhere; here it is no checkpoint.
     """
 
     name: str
@@ -62,10 +65,16 @@ class SlotFile:
     record: Record | None = None
     problem: str | None = None
     abandoned: bool = False
+    linked: bool = False
 
     @property
     def sealed(self) -> bool:
         """Whether the record says that a whole checkpoint is here."""
+        return self.whole and not self.linked
+
+    @property
+    def whole(self) -> bool:
+        """Whether the record says that the file is whole, be it linked elsewhere or a checkpoint here."""
         return self.record is not None and self.record.state == SlotState.SEALED and self.problem is None
 
     @property
@@ -160,7 +169,7 @@ def read_check(volume: Volume) -> CheckFacts:
             raise FormatError("both copies of the abandoned ranges in CHECK fail their checksum")
     except FormatError as error:
         return CheckFacts(problem=str(error), damaged=True)
-    word, peer, incarnation, last = struct.unpack_from("<4Q", data, format.CHECK_ADDR_OFFSET)
+    word, peer, incarnation, last, links = struct.unpack_from("<5Q", data, format.CHECK_ADDR_OFFSET)
     return CheckFacts(
         store_id=store_id,
         word=word,
@@ -169,6 +178,7 @@ def read_check(volume: Volume) -> CheckFacts:
         last_counter=last,
         abandoned=format.newest_abandoned((pages[0], pages[1])),
         holder=format.unpack_holder(data[format.HOLDER_OFFSET : format.HOLDER_OFFSET + format.SECTOR]),
+        links=links == 1,
     )
 
 
@@ -212,7 +222,10 @@ def _look(volume: Volume, name: str, check: CheckFacts | None) -> SlotFile | Non
         medium.close()
     abandoned = record is not None and check is not None and record.counter in check.abandoned
     problem = _misplaced(name, record, check) if record is not None and check is not None else None
-    return SlotFile(name=name, file_bytes=size, links=links, record=record, problem=problem, abandoned=abandoned)
+    return SlotFile(
+        name=name, file_bytes=size, links=links, record=record, problem=problem, abandoned=abandoned,
+        linked=check is not None and record is not None and record.is_linked,
+    )  # fmt: skip
 
 
 def _misplaced(name: str, record: Record, check: CheckFacts) -> str | None:

@@ -9,20 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, final
 
-from pccheck.errors import FormatError, MismatchError, ReusedError, UsageError, named_ranks
+from pccheck.errors import FormatError, MismatchError, UsageError, named_ranks
 from pccheck.format import Record
 from pccheck.leaves import ABSENT, KindTable, LeafSpec
-from pccheck.reading.members import RankFile, open_member
-from pccheck.reading.places import rank_stores
+from pccheck.reading.members import Files, RankFile, StoreFiles
 from pccheck.reading.reader import DEFAULT_THREADS
 from pccheck.reading.reads import Reads, Source
 from pccheck.reading.restored import Restored
-from pccheck.reading.world import WorldIdentity, find_member
+from pccheck.reading.world import WorldIdentity
 from pccheck.state import assembly
 from pccheck.state.boxes import Box
+from pccheck.state.entries import LeafEntry, firsts, parts_of
 from pccheck.state.fit import Want
 from pccheck.state.kinds import kind_of
-from pccheck.state.manifest import LeafEntry
+from pccheck.state.wanting import Ask
 
 T = TypeVar("T")
 
@@ -81,21 +81,35 @@ def load_world(
         MismatchError: it does not fit `like`, and `partial` is off.
         UsageError: `home_rank` is out of range, or `like` holds what can be no leaf.
     """
-    parts = Parts(os.fspath(root), identity, home_rank, threads)
+    files = StoreFiles(os.fspath(root), identity)
+    return load_files(files, home_rank, like=like, partial=partial, kinds=kinds, threads=threads)
+
+
+def load_files(
+    files: Files,
+    home_rank: int,
+    *,
+    like: Any = None,
+    partial: bool = False,
+    kinds: KindTable = kind_of,
+    threads: int = DEFAULT_THREADS,
+) -> LoadedWorld:
+    """Do what `load_world` does with the checkpoint in these files."""
+    parts = Parts(files, home_rank, threads)
     manifest = parts.home.manifest
     specs = parts.specs()
     fit = None if like is None else assembly.fit_of(manifest, like, kinds, specs=specs)
     if fit is not None and fit.mismatches and not partial:
         raise MismatchError(fit.mismatches)
-    wants = [Want(i, None, spec) for i, spec in enumerate(specs)] if fit is None else fit.wants
-    reads, whole = parts.read([(want.index, want.spec.box) for want in wants])
+    wants = [Want(i, None, specs[i]) for i in parts.named()] if fit is None else fit.wants
+    reads, whole = parts.read([(want.ask, want.spec.box) for want in wants])
     state, mismatches = assembly.assemble(
         manifest, reads.data, kinds,
         like=ABSENT if like is None else like, fit=fit, partial=partial, specs=specs, key=reads.key,
     )  # fmt: skip
     restored = Restored(
-        step=identity.step,
-        counter=identity.counter,
+        step=parts.home.record.step,
+        counter=parts.home.record.counter,
         state=state,
         metadata=dict(manifest.metadata),
         mismatches=mismatches,
@@ -110,20 +124,18 @@ class Parts:
     """The parts of one world checkpoint; those of other ranks are found when they are needed. Thread-safe.
 
     Args:
-        root: the job's folder.
-        identity: which checkpoint.
+        files: of all ranks.
         home_rank: whose tree and own leaves are meant.
         threads: manifests and chunks read at once.
 
     Raises as `load_world`.
     """
 
-    def __init__(self, root: str, identity: WorldIdentity, home_rank: int, threads: int) -> None:
-        if not 0 <= home_rank < identity.world:
-            raise UsageError(f"home_rank={home_rank} is no rank of a world of {identity.world}")
-        self._root, self._identity, self._home_rank, self._threads = root, identity, home_rank, threads
-        self._stores = rank_stores(root)
-        self._files = {home_rank: self._find(home_rank)}
+    def __init__(self, files: Files, home_rank: int, threads: int) -> None:
+        if not 0 <= home_rank < files.world:
+            raise UsageError(f"home_rank={home_rank} is no rank of a world of {files.world}")
+        self._all, self._home_rank, self._threads = files, home_rank, threads
+        self._files = {home_rank: files.open(home_rank)}
         self._sources: dict[str, list[Source]] | None = None
         self._lock = threading.Lock()
 
@@ -131,6 +143,10 @@ class Parts:
     def home(self) -> RankFile:
         """The home rank's part."""
         return self._files[self._home_rank]
+
+    def named(self) -> list[int]:
+        """Give the places of the leaves that the home rank's tree names: of several parts of a leaf, the first."""
+        return firsts(self.home.manifest.leaves)
 
     def specs(self, leaves: Sequence[LeafEntry] | None = None) -> list[LeafSpec]:
         """Give what each leaf (of the home rank) is when it is whole: put together where it was stored in parts."""
@@ -144,8 +160,8 @@ class Parts:
         with self._lock:
             if self._sources is not None:
                 return self._sources
-            others = [rank for rank in range(self._identity.world) if rank != self._home_rank]
-            self._files.update(zip(others, _at_once(self._find, others, self._threads), strict=True))
+            others = [rank for rank in range(self._all.world) if rank != self._home_rank]
+            self._files.update(zip(others, _at_once(self._all.open, others, self._threads), strict=True))
             found: dict[str, list[Source]] = {}
             for rank in (self._home_rank, *others):
                 for entry in self._files[rank].manifest.leaves:
@@ -158,24 +174,25 @@ class Parts:
             return found
 
     def read(
-        self, wanted: Sequence[tuple[int, Box | None]], leaves: Sequence[LeafEntry] | None = None
+        self, wanted: Sequence[tuple[Ask, Box | None]], leaves: Sequence[LeafEntry] | None = None
     ) -> tuple[Reads, bool]:
         """Read leaves (of the home rank), or boxes of them; tell whether all chunks of its file were read."""
         reads, leaves = Reads(), self.home.manifest.leaves if leaves is None else leaves
-        for index, box in wanted:
-            own = Source(self._home_rank, leaves[index])
-            if own.entry.box is None and box is None:
-                reads.want_stored(index, own)
+        for ask, box in wanted:
+            index = ask if isinstance(ask, int) else ask[0]
+            own = [Source(self._home_rank, entry) for entry in parts_of(leaves, index)]
+            if own[0].entry.box is None and box is None:
+                reads.want_stored(ask, own[0])
                 continue
-            box = Box.whole(own.entry.shape) if box is None else box
-            alone = index < len(self.home.manifest.leaves) and (own.entry.box is None or own.box == box)
-            reads.want_box(index, box, [own] if alone else self.sources()[own.entry.path])
+            box = Box.whole(own[0].entry.shape) if box is None else box
+            alone = index < len(self.home.manifest.leaves) and _holds(own, box)
+            reads.want_box(ask, box, own if alone else self.sources()[own[0].entry.path])
         return reads, self.carry_out(reads)
 
     def carry_out(self, reads: Reads) -> bool:
         """Read what was collected, rank after rank; tell whether all chunks of the home rank's file were read."""
         whole = not self.home.manifest.chunks
-        for rank, (places, copyings) in sorted(reads.of_ranks(self._root).items()):
+        for rank, (places, copyings) in sorted(reads.of_ranks(self._all.where).items()):
             gathered = self._files[rank].gather(places, copyings, self._threads)
             reads.add(rank, gathered)
             if rank == self._home_rank:
@@ -183,12 +200,13 @@ class Parts:
         reads.check_copies()
         return whole
 
-    def _find(self, rank: int) -> RankFile:
-        member = find_member(self._stores, rank, self._identity)
-        if member is None:
-            step, counter = self._identity.step, self._identity.counter
-            raise ReusedError(f"rank {rank} does not hold step {step}, counter {counter} under {self._root} any more")
-        return open_member(member)
+
+def _holds(own: Sequence[Source], box: Box) -> bool:
+    """Tell whether a rank needs no other for a box: it has that very one, all of the array, or several parts of it."""
+    if len(own) == 1:
+        return own[0].entry.box is None or own[0].box == box
+    common = (source.box.common(box) for source in own)
+    return sum(c.elements for c in common if c is not None) == box.elements
 
 
 def _whole(entry: LeafEntry) -> LeafSpec:

@@ -1,18 +1,19 @@
-"""The file in which one rank holds its part of a checkpoint (floor 2: imports world, gathering and below)."""
+"""The files in which ranks hold their parts of a checkpoint (floor 2: imports world, gathering and below)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import final
+from typing import Protocol, final
 
 from pccheck.errors import ReusedError
 from pccheck.format import Record
 from pccheck.reading.gathering import Copying, Gathered, Place, gather
 from pccheck.reading.places import Place as Folder
+from pccheck.reading.places import rank_stores
 from pccheck.reading.reader import confirm, opened, read_manifest, under_any
-from pccheck.reading.world import Member
+from pccheck.reading.world import Member, WorldIdentity, find_member
 from pccheck.state.manifest import Manifest
 from pccheck.storage.medium import Medium
 
@@ -44,6 +45,49 @@ class RankFile:
                 return gather(medium, self.manifest, places, copyings, threads=threads)
 
         return under_any((self.name, *self.copies), read)
+
+
+class Files(Protocol):
+    """The files of all ranks of one checkpoint. Thread-safe.
+
+    Args:
+        where: names them in errors.
+        step: the caller's label.
+        counter: its place in the order of all checkpoints, as rank 0 has it.
+        world: how many ranks there are.
+    """
+
+    where: str
+    step: int
+    counter: int
+    world: int
+
+    def open(self, rank: int) -> RankFile:
+        """Give a rank's file; raises ReusedError, FormatError, DamagedError or MediumError."""
+
+
+@final
+class StoreFiles:
+    """What the stores under a job's root hold of one checkpoint.
+
+    Args:
+        root: the job's folder.
+        identity: which checkpoint.
+    """
+
+    def __init__(self, root: str, identity: WorldIdentity) -> None:
+        self.where, self.identity = root, identity
+        self.step, self.counter, self.world = identity.step, identity.counter, identity.world
+        self._stores = rank_stores(root)
+
+    def open(self, rank: int) -> RankFile:
+        """Give a rank's file; ReusedError where its store does not hold the checkpoint (any more)."""
+        member = find_member(self._stores, rank, self.identity)
+        if member is None:
+            raise ReusedError(
+                f"rank {rank} does not hold step {self.step}, counter {self.counter} under {self.where} any more"
+            )
+        return open_member(member)
 
 
 def open_member(member: Member) -> RankFile:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial as partial_
 from typing import Any, final
 
 from pccheck.errors import ContentError, MediumError, NoValidCheckpointError, ReusedError, StepNotFoundError
 from pccheck.leaves import StoredLeaf
-from pccheck.reading.loading import load_world
-from pccheck.reading.members import open_member
+from pccheck.reading.linked import LinkedFiles, is_linked
+from pccheck.reading.loading import load_files
+from pccheck.reading.members import Files, StoreFiles, open_member
 from pccheck.reading.restoring import Restored, Skipped, retried
-from pccheck.reading.world import WorldCheckpoint, WorldIdentity, world_candidates
+from pccheck.reading.world import WorldCheckpoint, world_candidates
 from pccheck.state import tree
+from pccheck.state.entries import StoredLeaves
 from pccheck.state.manifest import Manifest
 
 
@@ -24,7 +28,7 @@ class Outline:
     Such a tree, or a part of it, may be given as `like`: a StoredLeaf there comes back as it was saved.
 
     Args:
-        path: the job's folder, or the store.
+        path: the job's folder, the store, or the linked folder.
         step: the caller's label.
         counter: its place in the order of all checkpoints.
         incarnation: which opening of the stores made it.
@@ -40,6 +44,7 @@ class Outline:
     metadata: dict[str, Any]
     trees: tuple[Any, ...] = field(repr=False)
     skipped: tuple[Skipped, ...] = ()
+    _files: Callable[[], Files] = field(repr=False)
 
     @property
     def world(self) -> int:
@@ -59,8 +64,7 @@ class Outline:
             ReusedError: it is not there any more.
             MismatchError: it does not fit `like`, and `partial` is off.
         """
-        identity = WorldIdentity(self.incarnation, self.counter, self.step, self.world)
-        return load_world(self.path, identity, rank % self.world, like=like, partial=partial).restored
+        return load_files(self._files(), rank % self.world, like=like, partial=partial).restored
 
 
 def outline(path: str | os.PathLike[str], step: int | None = None, *, before: int | None = None) -> Outline | None:
@@ -69,7 +73,7 @@ def outline(path: str | os.PathLike[str], step: int | None = None, *, before: in
     Only manifests are read: `Outline.restore` reads and verifies the rest.
 
     Args:
-        path: a store, or a job's folder of stores.
+        path: a store, a job's folder of stores, or a linked folder.
         step: only checkpoints of this step.
         before: only checkpoints of lower counters.
 
@@ -79,6 +83,11 @@ def outline(path: str | os.PathLike[str], step: int | None = None, *, before: in
         MediumError: there is no such folder, or it cannot be read.
     """
     where = os.path.abspath(os.fspath(path))
+    if is_linked(where):
+        files = LinkedFiles(where)
+        if step not in (None, files.step):
+            raise StepNotFoundError(step, [files.step], where)
+        return outline_of(files) if before is None or files.counter < before else None
     return retried(lambda: _outline(where, step, before))
 
 
@@ -105,12 +114,32 @@ def _outline(where: str, step: int | None, before: int | None) -> Outline | None
 def _read(where: str, checkpoint: WorldCheckpoint, skipped: tuple[Skipped, ...]) -> Outline:
     identity = checkpoint.identity
     manifests = [open_member(checkpoint.members[rank]).manifest for rank in range(identity.world)]
+    return _outlined(manifests, 0, partial_(StoreFiles, where, identity), where, skipped)
+
+
+def outline_of(files: LinkedFiles, *, home: int = 0) -> Outline:
+    """Give the outline of a linked folder, with the metadata of rank `home`; errors as `LinkedFiles.open`."""
+    manifests = [files.open(rank).manifest for rank in range(files.world)]
+    return _outlined(manifests, home, lambda: files, files.where, ())
+
+
+def _outlined(
+    manifests: Sequence[Manifest], home: int, files: Callable[[], Files], where: str, skipped: tuple[Skipped, ...]
+) -> Outline:
+    one = manifests[home]
     return Outline(
-        path=where, step=identity.step, counter=identity.counter, incarnation=identity.incarnation,
-        metadata=manifests[0].metadata, trees=tuple(map(_tree, manifests)), skipped=skipped,
+        path=where, step=one.step, counter=one.counter, incarnation=one.incarnation, metadata=one.metadata,
+        trees=tuple(map(_tree, manifests)), skipped=skipped, _files=files,
     )  # fmt: skip
 
 
 def _tree(manifest: Manifest) -> Any:
-    leaves = manifest.leaves
-    return tree.build(manifest.tree, lambda index: StoredLeaf(leaves[index].path, leaves[index].spec()))
+    stored = StoredLeaves.of(manifest.leaves)
+
+    def leaf(index: int) -> StoredLeaf:
+        path, parts = manifest.leaves[index].path, stored.split.get(index)
+        if parts is None:
+            return StoredLeaf(path, stored.specs[index])
+        return StoredLeaf(path, parts[0], tuple(stored.boxes(index)))
+
+    return tree.build(manifest.tree, leaf)

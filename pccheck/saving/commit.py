@@ -4,15 +4,18 @@ filling          record "filling", written and synced before the first payload b
 written          ALL chunks written, and the manifest behind them
 data-synced      fdatasync: data and manifest are durable before anything names them
 record-synced    record "sealed", fdatasync: one sector, so it is there or it is not
-published        the word, by compare-and-swap
+linked           in a store of links: the file's name in its user's folder
+link-synced      that folder, synced: the link is the publication
+published        the word, by compare-and-swap; in a store of links it names nothing
 word-synced      the page of the word, synced: with one rank, only now may what it named before be overwritten
 reported         this rank has said that it holds the checkpoint
 agreed           all ranks hold it, and PEER_ADDR says so, synced: only now may what that named before be overwritten
-released         what retention frees
+released         what retention frees; in a store of links that is done when `durable` has resolved
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +27,7 @@ from pccheck.errors import DeadlineError, MediumError, PccheckError, StoreGoneEr
 from pccheck.format import PAYLOAD_OFFSET, Record, SlotState
 from pccheck.pipeline.interface import Job
 from pccheck.ranks.agreement import Agreement
+from pccheck.saving.linkpath import await_path
 from pccheck.saving.save import Outcome, Underway
 from pccheck.store.store import Store
 
@@ -42,7 +46,8 @@ def commit(work: Underway, store: Store, agreement: Agreement, emit: Emit, at: A
     at("captured")
     emit(events.Captured(**about, seconds=work.seconds(), pool_wait_s=work.job.stats().pool_wait_s))
     _await(work, work.job.wait_written, "its chunks to be written")
-    sealed, manifest = _seal(work)
+    link = await_path(work)
+    sealed, manifest = _seal(work, link)
     store.slots.write_manifest(sealed, manifest)
     at("written")
     store.slots[sealed.slot].sync()
@@ -56,6 +61,11 @@ def commit(work: Underway, store: Store, agreement: Agreement, emit: Emit, at: A
     if work.pin:  # before it counts as sealed: from then on its slot may be given away, if a newer one was published
         store.history.keep_record(sealed)
         at("pinned")
+    if link is not None:  # likewise
+        store.slots.link(sealed, link)
+        at("linked")
+        store.slots.sync_link(link)
+        at("link-synced")
     store.seal(sealed)
     emit(events.Sealed(**about, slot=sealed.slot, seconds=work.seconds()))
     won = store.publish(sealed)
@@ -110,16 +120,17 @@ def has_ended(job: Job) -> bool:
         return True  # failed or cancelled, with nothing running any more
 
 
-def _seal(work: Underway) -> tuple[Record, bytes]:
+def _seal(work: Underway, link: str | None) -> tuple[Record, bytes]:
     record, prepared = work.record, work.prepared
     manifest = prepared.encode_manifest(
         counter=record.counter, incarnation=record.incarnation, rank=record.rank, world=record.world,
-        base=record.base, digests=work.job.digests(),
+        base=record.base, digests=work.job.digests(), link=link,
     )  # fmt: skip
     sealed = replace(
         record, state=SlotState.SEALED, payload_bytes=prepared.payload_bytes,
         manifest_offset=PAYLOAD_OFFSET + prepared.payload_bytes, manifest_bytes=len(manifest),
         manifest_digest=xxhash.xxh3_128_digest(manifest), time_ns=time.time_ns(),
+        link_digest=record.link_digest if link is None else xxhash.xxh3_128_digest(os.fsencode(link)),
     )  # fmt: skip
     return sealed, manifest
 

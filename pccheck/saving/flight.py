@@ -20,7 +20,7 @@ from pccheck.saving.captures import Capture, Captures
 from pccheck.saving.commit import commit, has_ended, take_back, why
 from pccheck.saving.notifier import Notifier
 from pccheck.saving.pipelines import Pipelines
-from pccheck.saving.save import Launched, Outcome, Save, Underway
+from pccheck.saving.save import Launched, Link, Outcome, Save, Underway
 from pccheck.saving.snapshot import Snapshots, Taken
 from pccheck.saving.stats import Stats, begun, ended
 from pccheck.saving.unreported import Unreported
@@ -119,13 +119,13 @@ class Flight:
         self._agreement.report(save.counter, save.step, False, reason=why(error))
         save.finish("failed", error)
 
-    def launch(self, save: Save, prepared: Prepared, when_full: WhenFull) -> Launched | None:
+    def launch(self, save: Save, prepared: Prepared, when_full: WhenFull, link: Link | None = None) -> Launched | None:
         """Start a save; None = it was skipped, or the store is gone, which the Save tells.
 
         Whatever this raises, a Ctrl-C at any moment included, the save has ended and its slot was taken back.
         """
         try:
-            return self._submit(save, prepared) if self._admit(save, when_full) else None
+            return self._submit(save, prepared, link) if self._admit(save, when_full) else None
         except BaseException as error:
             gone = isinstance(error, (StoreGoneError, RanksError))
             with self._state:
@@ -141,7 +141,7 @@ class Flight:
                 return None
             raise
 
-    def _submit(self, save: Save, prepared: Prepared) -> Launched:
+    def _submit(self, save: Save, prepared: Prepared, link: Link | None) -> Launched:
         self._agreement.assert_usable()
         self._start_committer()
         room = format.padded(prepared.manifest_room + prepared.manifest_room // 4, _SLOT_ROUND)  # metadata varies
@@ -165,7 +165,7 @@ class Flight:
             self.pipelines.filled(job, devices)
             work = Underway(
                 save=save, record=record, prepared=prepared, job=job, pin=bool(every and save.step % every == 0),
-                deadline_s=time.monotonic() + self._options.write_timeout_s,
+                deadline_s=time.monotonic() + self._options.write_timeout_s, link=link,
             )  # fmt: skip
             with self._state:
                 self._jobs[save.counter] = job
@@ -229,6 +229,7 @@ class Flight:
             else:
                 self.end(work.save, outcome, None, job=work.job, report=True)
             self._store.settling.settle_late()
+            self._store.tidy()
             del work
 
     def end(self, save: Save, outcome: Outcome, error: BaseException | None, *, job: Job | None, report: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +16,8 @@ from pccheck.pipeline.interface import Job
 from pccheck.state.planner import Prepared
 
 Outcome = Literal["committed", "superseded", "skipped", "failed"]
+Path = str | os.PathLike[str]
+Link = Path | Callable[[], Path]
 
 
 class Save:
@@ -93,6 +97,7 @@ class Underway:
     started_s: float = field(default_factory=time.monotonic)
     deadline_s: float  # on the monotonic clock
     pin: bool
+    link: Link | None = None
 
     def seconds(self) -> float:
         """Give the seconds since the save began."""

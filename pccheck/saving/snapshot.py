@@ -20,6 +20,7 @@ from pccheck.state.planner import Prepared
 
 _COPIER = cast(Copier, copy_pieces)
 BY_VALUE_BYTES = 32 << 20  # of what nobody owns, so much is copied aside per save; for more, its capture is waited for
+SMALL_SHARE = 8  # what is at most one part in so many of a state is copied aside beside arrays that nobody can change
 
 
 @final
@@ -105,6 +106,9 @@ class Snapshots:
         elif mode == "lazy":
             chunks = 0 if self.guard is None else self._take_values(prepared)
             taken = self._begun(prepared, mode, reason, chunks=chunks, waits=self._waits_for(prepared))
+        elif _is_little(prepared.changeable.total_bytes, prepared.layout.data_bytes):
+            left = prepared.copy_aside(prepared.changeable, _COPIER)  # all else nobody can change: no need to wait
+            taken = self._begun(prepared, mode, reason, chunks=left, waits=EVERYTHING if left else None)
         else:
             taken = self._begun(prepared, mode, reason, chunks=None, waits=EVERYTHING)
         self._stalled = mode, time.monotonic() - began, waited_s
@@ -156,3 +160,7 @@ class Snapshots:
     def close(self) -> None:
         """Free what was kept, once nothing is captured any more."""
         self._shadow.close()
+
+
+def _is_little(changeable_bytes: int, data_bytes: int) -> bool:
+    return changeable_bytes <= min(data_bytes // SMALL_SHARE, BY_VALUE_BYTES)

@@ -1,5 +1,4 @@
-"""A Volume over a real folder (floor 1: imports floor 0, checkpage, fileio, filesystem,
-forks, media, names).
+"""A Volume over a real folder (floor 1: imports floor 0, checkpage, fileio, filesystem, forks, media, names, outside).
 
 Every name is opened relative to the folder's descriptor and with O_NOFOLLOW, so that neither a link planted in the
 store nor a folder moved meanwhile leads anywhere else. Descriptors are close-on-exec (PEP 446) and closed in forked
@@ -17,7 +16,7 @@ from typing import final
 
 from pccheck.errors import FormatError, MediumError, UsageError
 from pccheck.format import CHECK_BYTES, CHECK_NAME, KEPT_FOLDER
-from pccheck.storage import fileio, forks, names
+from pccheck.storage import fileio, forks, names, outside
 from pccheck.storage.checkpage import FilePage, atomics
 from pccheck.storage.fileio import Storage
 from pccheck.storage.filesystem import storage_of
@@ -25,7 +24,6 @@ from pccheck.storage.media import FileMedium
 from pccheck.storage.medium import Medium
 from pccheck.storage.names import told
 
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
 _NO_LOCKS_HINT = "this file system has no locks: make sure that one process only writes to this store"
 _LOCK_RACES = 8
 
@@ -137,9 +135,23 @@ class Directory:
             except MediumError as error:
                 if error.errno == errno.EEXIST:
                     return
-                if error.errno not in _NO_LINKS:
+                if error.errno not in names.NO_LINKS:
                     raise
                 names.copy_synced(fd, leaf, new_fd, new_leaf, where)
+
+    def link_out(self, name: str, medium: Medium, path: str) -> None:
+        """Give an open file a name more, at a free path outside of the store; errno in `outside.NO_LINK`: it cannot."""
+        self._check_writable()
+        outside.link(self._fd, name, self._descriptor(medium), path)
+
+    def copy_out(self, name: str, medium: Medium, path: str) -> None:
+        """Put a synced copy of an open file at a free path outside of the store."""
+        self._check_writable()
+        outside.copy(self._fd, name, self._descriptor(medium), path)
+
+    def sync_out(self, path: str) -> None:
+        """Make the names in the folder of a path outside of the store durable; where that fails, remove the path."""
+        outside.sync(path)
 
     def remove(self, name: str) -> None:
         """Remove a name; one that is not there is no error, one that is no regular file is a FormatError."""
@@ -157,9 +169,7 @@ class Directory:
     def is_named(self, name: str, medium: Medium) -> bool:
         """Tell whether a name leads to this very file."""
         folder, leaf = names.split(name)
-        opened = medium.fileno()
-        if opened is None:
-            raise UsageError(f"{medium.path} was not opened through {self.path}")
+        opened = self._descriptor(medium)
         try:
             with self._folder(folder) as fd, told("status query", self._where(name)):
                 return names.is_named(opened, leaf, fd)
@@ -283,6 +293,12 @@ class Directory:
         self._open_fd()
         if not self._write:
             raise UsageError(f"{self.path} was opened for reading; open it with write=True to change it")
+
+    def _descriptor(self, medium: Medium) -> int:
+        opened = medium.fileno()
+        if opened is None:
+            raise UsageError(f"{medium.path} was not opened through {self.path}")
+        return opened
 
     def _where(self, name: str) -> str:
         return os.path.join(self.path, name) if name else self.path

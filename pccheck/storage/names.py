@@ -14,6 +14,8 @@ from pccheck.storage import fileio
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 HALF = ".half"  # ends the hidden name of a copy that is being made
+# What file systems without hard links answer.
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
 _COPY_BYTES = 1 << 20
 
 

@@ -59,6 +59,19 @@ class Volume(Protocol):
 
         Idempotent: a `new_name` that is already there is left."""
 
+    def link_out(self, name: str, medium: Medium, path: str) -> None:
+        """Give an open file of the store one more name, at a free path outside of it. Not durable before `sync_out`.
+
+        Raises MediumError, its errno in `outside.NO_LINK` where the file can have no name there; StoreGoneError where
+        `name` leads to another file by now.
+        """
+
+    def copy_out(self, name: str, medium: Medium, path: str) -> None:
+        """Put a synced copy of an open file of the store at a free path outside of it; its name is not durable yet."""
+
+    def sync_out(self, path: str) -> None:
+        """Make the names in the folder of a path outside of the store durable; where that fails, remove the path."""
+
     def remove(self, name: str) -> None:
         """Remove a name; one that is not there is no error."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pccheck import format
-from pccheck.errors import ContentError, StepNotFoundError
+from pccheck.errors import ContentError, StepNotFoundError, UsageError
 from pccheck.format import Record, SlotState
 from pccheck.reading.reader import read_record
 from pccheck.storage.volume import Volume
@@ -21,13 +21,23 @@ class History:
         volume: where the files are.
         books: shared with the store.
         slots: shared with the store.
+        linking: it is a store of links, which has no history.
     """
 
-    def __init__(self, volume: Volume, books: Books, slots: Slots) -> None:
-        self._volume, self._books, self._slots = volume, books, slots
+    def __init__(self, volume: Volume, books: Books, slots: Slots, *, linking: bool = False) -> None:
+        self._volume, self._books, self._slots, self._linking = volume, books, slots, linking
+
+    def assert_here(self) -> None:
+        """Raise UsageError in a store of links: what was saved lives in other folders, and is nothing to this store."""
+        if self._linking:
+            raise UsageError(
+                f"{self._volume.path} is a store of links (keep=0): each of its checkpoints lives in the folder that "
+                "it was linked into. Read it there, by pccheck.links.load or pccheck.open; delete it by its folder"
+            )
 
     def pin(self, step: int) -> None:
         """Keep the newest checkpoint of a step until it is unpinned: a second name holds its bytes."""
+        self.assert_here()
         with self._books.files_lock:
             record = next((r for r in self._books.durable() if r.step == step), None)
             if record is None:
@@ -63,6 +73,7 @@ class History:
 
     def unpin(self, step: int) -> None:
         """Let go of the pinned checkpoints of a step: `keep` alone decides on what is still in a slot."""
+        self.assert_here()
         with self._books.files_lock:
             kept = self._books.kept()
             if not self._remove_kept([n for n, r in kept.items() if r.step == step]):
@@ -81,6 +92,7 @@ class History:
 
     def delete(self, step: int) -> None:
         """Remove every checkpoint of a step, pinned ones included, durably; the word moves off it first."""
+        self.assert_here()
         with self._books.files_lock:
             durable = self._books.durable_entries()
             doomed = {e.slot: e.record for e in durable if e.record and e.record.step == step}

@@ -22,6 +22,7 @@ from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
 from pccheck.store.check import believed, write_abandoned
+from pccheck.store.disowning import assert_of_this_kind, disown
 from pccheck.store.ledger import Ledger
 from pccheck.store.locking import describe_self, fence_out, take_lock
 from pccheck.store.neighbours import Neighbours
@@ -60,25 +61,29 @@ class _Found:
 
 
 def open_for_writing(
-    volume: Volume, agreement: Agreement, neighbours: Neighbours, *, lock_timeout_s: float, agree_timeout_s: float
-) -> Opened:
+    volume: Volume, agreement: Agreement, neighbours: Neighbours, *,
+    lock_timeout_s: float, agree_timeout_s: float, linking: bool = False,
+) -> Opened:  # fmt: skip
     """Take the lock, rebuild what is damaged, agree with all ranks, adopt what all of them hold, and set the words.
 
+    A store of links (`linking`) adopts nothing: of what was saved there whatever has a link lives by that alone.
+
     Raises:
+        UsageError: the store is one of links, and is not to be, or holds checkpoints, and is to be one of links.
         StoreTaken: another process has the lock, of this store or of one beside it.
         FormatError: the folder is one of another rank, moved or copied here.
         RanksError, NoValidCheckpointError: as `worlds.decide`; or ranks are missing, restarted, or could not open.
     """
     found = _Found(check=volume.check_page(create=True), media={})
     try:
-        _look(volume, found, lock_timeout_s)
+        _look(volume, found, lock_timeout_s, linking)
         _assert_of_this_rank(volume.path, found, agreement)
         neighbours.take(lock_timeout_s)
         seen = Seen(own=_holding(found, agreement), others=neighbours.look())
         opening = _agree(agreement, seen, volume.path, agree_timeout_s)
         if agreement.world > 1:
             _withdraw(volume, found, opening)
-        opened = _adopt(volume, found, opening, agreement)
+        opened = _adopt(volume, found, opening, agreement, linking)
         neighbours.fence(opening.incarnation)
         # Before anything is saved: a store that was never opened, while others hold checkpoints, is a store that was
         # lost (see worlds), and what another rank has not withdrawn yet may be of the next counter.
@@ -93,7 +98,7 @@ def open_for_writing(
     return opened
 
 
-def _look(volume: Volume, found: _Found, lock_timeout_s: float) -> None:
+def _look(volume: Volume, found: _Found, lock_timeout_s: float, linking: bool) -> None:
     """Take the lock, see what is there, and make it durable; a CHECK that was lost is rebuilt."""
     check, media, damaged = found.check, found.media, found.damaged
     take_lock(volume, check, lock_timeout_s)
@@ -102,10 +107,11 @@ def _look(volume: Volume, found: _Found, lock_timeout_s: float) -> None:
         if (slot := format.parse_slot_name(name)) is not None:
             media[slot] = volume.open(name, write=True)
     records = {s: r for s, m in media.items() if (r := _record_of(m, format.slot_name(s), damaged))}
-    _disown(volume, media, records)
     kept = _read_kept(volume, damaged)
+    assert_of_this_kind(volume.path, check, records, kept, damaged, linking)
+    disown(volume, check, media, records, damaged, linking)
     found.store_id = store_id = _superblock(check, volume, [*records.values(), *kept.values()], bool(media))
-    found.sealed = _sealed(records, store_id, damaged)
+    found.sealed = _sealed({s: r for s, r in records.items() if s in media}, store_id, damaged)
     found.kept = {n: r for n, r in kept.items() if r.store_id == store_id and r.state is SlotState.SEALED}
     pages = tuple(check.read(o, format.PAGE) for o in format.ABANDONED_OFFSETS)
     found.abandoned = format.newest_abandoned((pages[0], pages[1]))
@@ -167,7 +173,7 @@ def _withdraw(volume: Volume, found: _Found, opening: Opening) -> None:
             del found.kept[name]
 
 
-def _adopt(volume: Volume, found: _Found, opening: Opening, agreement: Agreement) -> Opened:
+def _adopt(volume: Volume, found: _Found, opening: Opening, agreement: Agreement, linking: bool) -> Opened:
     """Enter what counts in a ledger, and set the words."""
     check, alone = found.check, agreement.world == 1
     abandoned = _abandoned(found, opening)
@@ -189,6 +195,7 @@ def _adopt(volume: Volume, found: _Found, opening: Opening, agreement: Agreement
         (format.LAST_COUNTER_OFFSET, opening.next_counter - 1),
         (format.CHECK_ADDR_OFFSET, word),
         (format.PEER_ADDR_OFFSET, word),  # what was adopted is on all ranks
+        (format.LINKS_OFFSET, int(linking)),
     ):
         check.store(offset, value)
     check.write(format.HOLDER_OFFSET, format.pack_holder(describe_self()))
@@ -212,17 +219,6 @@ def _abandoned(found: _Found, opening: Opening) -> Abandoned:
     every = Abandoned(sequence=found.abandoned.sequence + 1, ranges=opening.abandoned).pruned(counters)
     write_abandoned(found.check, every)
     return every
-
-
-def _disown(volume: Volume, media: dict[int, Medium], found: dict[int, Record]) -> None:
-    """Remove the slots that were being filled: a writer that lost its lock, or never had one, may still write to them.
-
-    It keeps the nameless file; a new one is made for whoever needs a slot. Without this, where locks do not work, such
-    a writer put its manifest and record over a newer writer's durable checkpoint (found by the writer tests).
-    """
-    for slot in [slot for slot, record in found.items() if record.state is SlotState.FILLING]:
-        media.pop(slot).close()
-        volume.remove(format.slot_name(slot))
 
 
 def _record_of(medium: Medium, name: str, damaged: list[tuple[str, str]]) -> Record | None:

@@ -48,7 +48,7 @@ class Releasing:
             )
             freed = {slot: self._books.ledger[slot].record for slot in slots}
         for slot, record in freed.items():
-            here = self._slots[slot].links() <= 1 or self._slots.replace(slot)
+            here = not self._slots.is_shared(slot) or self._renewed(slot)
             with self._books.lock:
                 self._books.ledger.release(slot)
                 if not here:
@@ -57,11 +57,25 @@ class Releasing:
                 self._notify(Released(step=record.step, counter=record.counter, slot=slot))
         return bool(freed)
 
-    def trim(self) -> None:
-        """Remove free slots that were added for readers, pins, quarantine or agreement and are not needed any more."""
+    def _renewed(self, slot: int) -> bool:
+        """Put a new file in the place of one that others have, and tell whether there is one.
+
+        A store of links makes none before a save needs it: until then somebody may have deleted an older step.
+        """
+        if self._keep:
+            return self._slots.replace(slot)
+        self._slots.remove(slot)
+        return False
+
+    def trim(self, wanted: int | None = None) -> None:
+        """Remove free slots beyond `wanted` (None = as many as are to be held).
+
+        They were added for readers, pins, quarantine or agreement, and are not needed any more.
+        """
+        wanted = self._wanted if wanted is None else wanted
         with self._books.lock:
             usable = [e for e in self._books.ledger.entries() if e.state is not State.QUARANTINED]
-            spare = [e.slot for e in usable if e.state is State.FREE][::-1][: max(0, len(usable) - self._wanted)]
+            spare = [e.slot for e in usable if e.state is State.FREE][::-1][: max(0, len(usable) - wanted)]
             for slot in spare:
                 self._books.ledger.retire(slot)
         while spare:

@@ -14,17 +14,20 @@ def releasable(entries: Iterable[Entry], *, keep: int, agreed: int, world: int =
     restored, the newest are held until `keep` *verified* ones are among them, so that an unverified one never stands
     in for a verified one, and is itself held while it may still be needed. What is not known to be on all ranks is
     held and counts for nothing. What a job of another number of ranks left is held until this one has agreed on a
-    checkpoint of its own. A pinned checkpoint is no matter here: its name under kept/ holds its bytes.
+    checkpoint of its own. A pinned checkpoint is no matter here: its name under kept/ holds its bytes. In a store of
+    links nothing is held that is sealed: it counts as sealed only once its link is durable, and lives by that.
 
     Args:
         entries: all slots.
-        keep: how many verified checkpoints to hold, at least 1.
+        keep: how many verified checkpoints to hold; 0 = a store of links.
         agreed: the newest counter that all ranks hold (with one rank: the newest published); it and whatever is
             newer is held; 0 = none yet, which holds everything that is not damaged or abandoned.
         world: number of ranks of this job.
     """
     entries = list(entries)
     sealed = [e for e in entries if e.state is State.SEALED]
+    if not keep:
+        return [e.slot for e in sealed]
     held: set[int] = set()
     verified = 0
     newest = next((e.record for e in entries if e.whole and e.counter == agreed), None)

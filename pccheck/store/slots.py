@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from itertools import islice
 
 from pccheck import format
-from pccheck.errors import CapacityError, MediumError
+from pccheck.errors import CapacityError, MediumError, UsageError
 from pccheck.format import Record
+from pccheck.storage import outside
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import Volume
 
@@ -18,35 +20,44 @@ def record_page(record: Record) -> bytes:
 
 
 class Slots:
-    """Open slot files by number. Reads are thread-safe; the store serialises what makes, replaces or removes files."""
+    """Open slot files by number. Reads are thread-safe; the store serialises what makes, replaces or removes files.
 
-    def __init__(self, volume: Volume, media: dict[int, Medium]) -> None:
-        self._volume, self._media = volume, media
+    Args:
+        volume: where they are.
+        media: those that are open.
+        durable_names: whether their names are made durable when they are made, or, in a store of links, where that
+            would hold up a save, before the first link.
+    """
+
+    def __init__(self, volume: Volume, media: dict[int, Medium], *, durable_names: bool) -> None:
+        self._volume, self._media, self._durable_names = volume, media, durable_names
         self._lock = threading.Lock()
         self._left: dict[int, Medium] = {}  # made by a `create` that failed, and could not be removed: used next time
+        self._out: set[int] = set()  # slots whose file was given a name outside of the store, be it gone by now
         self.slot_bytes = 0  # what `allocate` and `create` reached for every slot
 
     def __getitem__(self, slot: int) -> Medium:
         with self._lock:
             return self._media[slot]
 
+    def _own(self) -> list[Medium]:
+        """Give the files that are the store's alone: others are not made larger, but replaced by larger ones."""
+        with self._lock:
+            return [medium for slot, medium in self._media.items() if slot not in self._out]
+
     def allocate(self, slot_bytes: int) -> None:
         """Make every slot at least this large; raises CapacityError."""
-        with self._lock:
-            media = list(self._media.values())
-        for medium in media:
+        for medium in self._own():
             medium.allocate(slot_bytes)
         self.slot_bytes = max(self.slot_bytes, slot_bytes)
 
     def missing_bytes(self, slot_bytes: int, count: int) -> int:
         """Give the space that `allocate(slot_bytes)` and then `create(count)` take."""
-        with self._lock:
-            media = list(self._media.values())
         size = max(slot_bytes, self.slot_bytes)
-        return sum(max(0, slot_bytes - medium.size()) for medium in media) + count * size
+        return sum(max(0, slot_bytes - medium.size()) for medium in self._own()) + count * size
 
     def create(self, count: int) -> list[int]:
-        """Make new slots and make their names durable; after an error none of them is left."""
+        """Make new slots, and their names durable where that matters; after an error none of them is left."""
         if not count:
             return []
         # A name that is there and not ours: a Ctrl-C came between making that file and noting it. It is left alone
@@ -64,7 +75,7 @@ class Slots:
                     made[slot].allocate(size)
                 else:
                     made[slot] = self._volume.create(format.slot_name(slot), size)
-            if made:
+            if made and self._durable_names:
                 self._volume.sync_names()
         except BaseException:
             for slot, medium in made.items():
@@ -77,6 +88,35 @@ class Slots:
         with self._lock:
             self._media.update(made)
         return slots
+
+    def link(self, record: Record, path: str) -> None:
+        """Give a sealed slot's file a name outside of the store, or put a synced copy there where it can have none.
+
+        Not durable before `sync_link`. Raises UsageError for a path in the store, MediumError where it is taken.
+        """
+        name, medium = format.slot_name(record.slot), self[record.slot]
+        if os.path.dirname(path) == self._volume.path:
+            raise UsageError(f"link={path!r} is not allowed: a checkpoint is linked into a folder of its own")
+        if not self._durable_names:
+            self._volume.sync_names()  # else a crash could leave the link, and nothing that knows its counter
+        with self._lock:
+            self._out.add(record.slot)  # first: a link may be made by a call that fails
+        try:
+            self._volume.link_out(name, medium, path)
+        except MediumError as error:
+            if error.errno not in outside.NO_LINK:
+                raise
+            with self._lock:
+                self._out.discard(record.slot)
+            self._volume.copy_out(name, medium, path)
+
+    def sync_link(self, path: str) -> None:
+        """Make the name that `link` made durable."""
+        self._volume.sync_out(path)
+
+    def is_shared(self, slot: int) -> bool:
+        """Tell whether others may have a slot's file: it has another name, or had one outside of the store."""
+        return slot in self._out or self[slot].links() > 1
 
     def replace(self, slot: int) -> bool:
         """Give a slot a new file: the old one has another name, whose owner keeps whole bytes for ever.
@@ -100,11 +140,13 @@ class Slots:
         self._remove_name(slot, medium)
         with self._lock:
             del self._media[slot]
+            self._out.discard(slot)
         medium.close()
 
     def forget(self, slot: int) -> None:
         """Close a slot whose file has lost its name; whatever has that name by now is not touched."""
         with self._lock:
+            self._out.discard(slot)
             self._media.pop(slot).close()
 
     def _remove_name(self, slot: int, medium: Medium) -> None:

@@ -32,7 +32,7 @@ class Store:
     Args:
         volume: where the files are; the store owns and closes it.
         in_flight: slots to fill at once.
-        keep: verified checkpoints to hold.
+        keep: verified checkpoints to hold; 0 = a store of links, in which each lives by the link that it was given.
         agreement: with the other ranks; not joined yet; the owner closes it.
         neighbours: the stores beside this one; closed by the store.
         lock_timeout_s: how long to wait for the lock of a dead holder.
@@ -55,8 +55,9 @@ class Store:
         notify: Callable[[Event], None],
     ) -> None:
         opened = open_for_writing(
-            volume, agreement, neighbours, lock_timeout_s=lock_timeout_s, agree_timeout_s=agree_timeout_s
-        )
+            volume, agreement, neighbours, lock_timeout_s=lock_timeout_s, agree_timeout_s=agree_timeout_s,
+            linking=keep == 0,
+        )  # fmt: skip
         self.opening = opened.opening
         self.path, self.damaged = volume.path, tuple(opened.damaged)
         check = Check(
@@ -65,8 +66,8 @@ class Store:
         )  # fmt: skip
         self._volume, self._verify, self._notify = volume, verify, notify
         self._agreement, self._neighbours = agreement, neighbours
-        self._store_id, self._wanted = opened.store_id, in_flight + keep
-        self.slots = Slots(volume, opened.media)
+        self._store_id, self._wanted, self._linking = opened.store_id, in_flight + keep, keep == 0
+        self.slots = Slots(volume, opened.media, durable_names=keep > 0)
         self.books = Books(
             check, opened.ledger, opened.kept, next_counter=opened.opening.next_counter, agreed=opened.agreed
         )
@@ -74,7 +75,7 @@ class Store:
             self.books, self.slots, keep=keep, wanted=self._wanted, world=agreement.world, notify=notify
         )
         self.fail = self._releasing.fail
-        self.history = History(volume, self.books, self.slots)
+        self.history = History(volume, self.books, self.slots, linking=self._linking)
         self.settling = Settling(self.books, self.history, agreement)
 
     def steps(self) -> list[int]:
@@ -82,6 +83,7 @@ class Store:
 
         What a job of another number of ranks left is there until this one has agreed on a checkpoint of its own.
         """
+        self.history.assert_here()
         found = {r.counter: r.step for r in self.books.durable()}
         if self.books.agreed < self.opening.next_counter:
             others = [s for s in self.opening.complete if s.world != self._agreement.world]
@@ -104,10 +106,13 @@ class Store:
     def ensure(self, slot_bytes: int) -> None:
         """Make all slots, of at least this size, so that a full disk is met here and not in a later save.
 
+        A store of links does so for its first save; later each save makes the slot that it needs, if none is free.
         Raises CapacityError; no checkpoint is harmed by that.
         """
         with self.books.lock:
             usable = len(self.books.ledger) - len(self.books.ledger.in_state(State.QUARANTINED))
+            if self._linking and self.slots.slot_bytes:
+                usable = self._wanted
             if slot_bytes <= self.slots.slot_bytes and usable >= self._wanted:
                 return
         with self.books.files_lock:
@@ -129,11 +134,11 @@ class Store:
                 raise self._gone("reserve")
             record = self._take(counter, step, read)
             if record is None:
-                self._make_room()
+                self._make_room(read)
             elif not self._is_here(record.slot):
                 self._renew(record.slot, forget=True)  # a checkpoint in that file could not be found by its name
-            elif self.slots[record.slot].links() > 1:
-                self._renew(record.slot, forget=False)  # a pinned one whose record is damaged: its bytes stay
+            elif self.slots.is_shared(record.slot):
+                self._renew(record.slot, forget=False)  # pinned but damaged, or linked in vain
             elif self.slots[record.slot].lock_exclusive():
                 return record
             else:
@@ -173,9 +178,12 @@ class Store:
             self.books.ledger.reserve(slot, record)
             return record
 
-    def _make_room(self) -> None:
+    def _make_room(self, read: set[int]) -> None:
         """Free a slot, or take one more: whatever is not known to be superseded by something verified is held."""
         with self.books.files_lock:
+            with self.books.lock:
+                if any(e.slot not in read for e in self.books.ledger.in_state(State.FREE)):
+                    return  # somebody has freed one while this waited
             if self._releasing.free():
                 return
             self._settle_word()
@@ -186,7 +194,8 @@ class Store:
                 if not entry.verified and self._verified(entry) and self._releasing.free():
                     return
             self._add(1)
-            self._notify(Grew(step=0, counter=0, slots=len(self.books.entries())))
+            if not self._linking:
+                self._notify(Grew(step=0, counter=0, slots=len(self.books.entries())))
 
     def _settle_word(self) -> None:
         """Make the word durable whose sync failed in an earlier save: until then all that is newer needs a slot.
@@ -228,15 +237,21 @@ class Store:
         self.slots[record.slot].unlock()
 
     def publish(self, record: Record) -> bool:
-        """Move the word to a sealed checkpoint unless it names a newer one; tell whether it moved."""
+        """Move the word to a sealed checkpoint unless it names a newer one; tell whether it moved.
+
+        In a store of links the word names nothing: the link has published it, and no other one takes its place.
+        """
         with self.books.lock:
+            if self._linking:
+                self.books.check.assert_mine()
+                return True
             moved = self.books.check.move(record)
             if moved:
                 self.books.ledger.publish(record.slot)
         return moved
 
     def sync_word(self, record: Record) -> None:
-        """Make the word durable, and see that the files still have names."""
+        """Make the word (and the counter) durable, and see that the files still have names."""
         self.books.check.sync()
         with self.books.files_lock:  # a newer checkpoint may have been published meanwhile, and this slot given away
             held = any(e.record and e.record.identity == record.identity for e in self.books.entries())
@@ -247,7 +262,12 @@ class Store:
     # -- release ----------------------------------------------------------------------------------------------------
 
     def release(self, agreed: int = 0) -> None:
-        """Free what retention says, now that every rank holds the checkpoint `agreed` (0 = no news)."""
+        """Free what retention says, now that every rank holds the checkpoint `agreed` (0 = no news).
+
+        In a store of links that is left to `tidy`: nobody is to wait for it.
+        """
+        if self._linking:
+            return
         try:
             with self.books.lock:
                 self.books.check.assert_mine()
@@ -261,8 +281,29 @@ class Store:
         if agreed:
             self._neighbours.clear()
 
+    def tidy(self) -> None:
+        """In a store of links, give up the files of durable checkpoints.
+
+        What fails is left: whoever needs a slot tries it again, and meets the cause.
+        """
+        if self._linking:
+            self._give_up(close=False)
+
+    def _give_up(self, *, close: bool) -> None:
+        try:
+            with self.books.files_lock:
+                with self.books.lock:
+                    self.books.check.assert_mine()
+                self._releasing.free()
+                self._releasing.bury()
+                self._releasing.trim(0 if close else self._wanted)
+        except (MediumError, CapacityError, ContentError, StoreTaken):
+            pass
+
     def close(self) -> None:
-        """Close every file and give the lock back."""
+        """Close every file and give the lock back; a store of links leaves no slots, which would only take space."""
+        if self._linking:
+            self._give_up(close=True)
         self._neighbours.close()
         self.slots.close()
         self.books.check.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from pccheck import format
-from pccheck.errors import CapacityError
+from pccheck.errors import CapacityError, StoreGoneError
 from pccheck.storage.medium import Medium
 from pccheck.testing.disk import Op, SimulatedDisk, folder_of
 from pccheck.testing.simulated_medium import Session, SimulatedMedium
@@ -24,10 +24,12 @@ class SimulatedVolume:
     Args:
         disk: what it works on; several volumes on one disk are several processes.
         path: for messages.
+        links: whether files can have names outside of the store.
     """
 
     disk: SimulatedDisk = field(default_factory=SimulatedDisk)
     path: str = "simulated"
+    links: bool = True
 
     def __post_init__(self) -> None:
         self.session = Session(self.disk, self.path)
@@ -71,6 +73,37 @@ class SimulatedVolume:
             if new_name not in self.disk.names:
                 self.session.do(Op(kind="link", name=new_name, inode=inode, session=self.session.number))
                 self._rename(new_name)
+
+    def link_out(self, name: str, medium: Medium, path: str) -> None:
+        """Give an open file a name in another folder of the disk: the path's last two parts."""
+        path = _outside(path)
+        with self.disk.lock:
+            if path in self.disk.names:
+                raise self.session.error("link", path, errno.EEXIST)
+            if not self.is_named(name, medium):
+                raise StoreGoneError("link", f"{self.path}/{name}", FileNotFoundError(errno.ENOENT, "it is gone"))
+            if not self.links:
+                raise self.session.error("link", path, errno.EPERM)
+            self.link(name, path)
+
+    def copy_out(self, name: str, medium: Medium, path: str) -> None:
+        """Put a synced copy of an open file at such a path: under another name first."""
+        path = _outside(path)
+        half, size = f"{path}.half", medium.size()
+        data = bytearray(size)
+        medium.read_into(memoryview(data), 0)
+        with self.disk.lock:
+            self.remove(half)
+        target = self.create(half, size)
+        target.write_from(memoryview(data), 0)
+        target.sync()
+        with self.disk.lock:
+            self.link(half, path)
+            self.remove(half)
+
+    def sync_out(self, path: str) -> None:
+        """Make the names in the folder of such a path durable."""
+        self.sync_names(folder_of(_outside(path)))
 
     def remove(self, name: str) -> None:
         """Remove a name."""
@@ -130,6 +163,10 @@ class SimulatedVolume:
 
     def _rename(self, name: str) -> None:
         self._renamed.setdefault(folder_of(name), set()).add(name)
+
+
+def _outside(path: str) -> str:
+    return "/".join(path.split("/")[-2:])
 
 
 @final

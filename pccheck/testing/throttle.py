@@ -20,6 +20,7 @@ from typing import final
 
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
+from pccheck.testing.delayed_page import DelayedPage
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,10 @@ class ThrottledMedium:
             self._until(self._clock() + self._delay_s)
 
 
+def _inner(medium: Medium) -> Medium:
+    return medium.inner if isinstance(medium, ThrottledMedium) else medium
+
+
 @final
 class ThrottledVolume:
     """A volume whose media share one limit and have one each; CHECK and names are delayed only.
@@ -228,6 +233,21 @@ class ThrottledVolume:
         time.sleep(self._delay_s)
         self.inner.link(name, new_name)
 
+    def link_out(self, name: str, medium: Medium, path: str) -> None:
+        """Link outside of the store after the delay."""
+        time.sleep(self._delay_s)
+        self.inner.link_out(name, _inner(medium), path)
+
+    def copy_out(self, name: str, medium: Medium, path: str) -> None:
+        """Copy to outside of the store after the delay, at the speed of the inner volume."""
+        time.sleep(self._delay_s)
+        self.inner.copy_out(name, _inner(medium), path)
+
+    def sync_out(self, path: str) -> None:
+        """Sync names outside of the store after the delay."""
+        time.sleep(self._delay_s)
+        self.inner.sync_out(path)
+
     def remove(self, name: str) -> None:
         """Remove after the delay."""
         time.sleep(self._delay_s)
@@ -235,7 +255,7 @@ class ThrottledVolume:
 
     def is_named(self, name: str, medium: Medium) -> bool:
         """Tell whether a name leads to a medium."""
-        return self.inner.is_named(name, medium.inner if isinstance(medium, ThrottledMedium) else medium)
+        return self.inner.is_named(name, _inner(medium))
 
     def sync_names(self, folder: str = "") -> None:
         """Sync names after the delay."""
@@ -268,46 +288,3 @@ class ThrottledVolume:
         if self._stream_bytes_per_s:
             limits = (*limits, Limit(Rate.steady(self._stream_bytes_per_s)))
         return ThrottledMedium(medium, *limits, delay_s=self._delay_s)
-
-
-@final
-class DelayedPage:
-    """A CHECK page whose sync takes longer."""
-
-    def __init__(self, inner: CheckPage, delay_s: float) -> None:
-        self.inner = inner
-        self.atomic = inner.atomic
-        self._delay_s = delay_s
-
-    def load(self, offset: int) -> int:
-        """Give a word."""
-        return self.inner.load(offset)
-
-    def store(self, offset: int, value: int) -> None:
-        """Set a word."""
-        self.inner.store(offset, value)
-
-    def compare_and_swap(self, offset: int, expected: int, value: int) -> bool:
-        """Set a word if it is `expected`."""
-        return self.inner.compare_and_swap(offset, expected, value)
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Give bytes."""
-        return self.inner.read(offset, length)
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Set bytes."""
-        self.inner.write(offset, data)
-
-    def sync(self) -> None:
-        """Sync after the delay."""
-        time.sleep(self._delay_s)
-        self.inner.sync()
-
-    def links(self) -> int:
-        """Give how many names CHECK has."""
-        return self.inner.links()
-
-    def close(self) -> None:
-        """Close."""
-        self.inner.close()

@@ -1,0 +1,90 @@
+"""Facts about linked folders, for `pccheck inspect` (floor 4: imports judging, reports and reading, never a writer)."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from functools import partial
+
+from pccheck import format, judging
+from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
+from pccheck.judging import Progress
+from pccheck.reading.linked import LIST_NAME, FolderList, Listed, rank_name, read_list
+from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, names_in
+from pccheck.reading.listing import SlotFile, list_file
+from pccheck.reports import Damage, SlotReport, State, StoreReport
+from pccheck.storage.directory import Directory
+from pccheck.storage.medium import Medium
+
+_TRIES = 3
+
+
+def audit_linked(places: LinkPlaces, deep: bool, progress: Progress | None) -> StoreReport:
+    """Judge every file of every linked folder; one that is removed meanwhile is left out."""
+    slots: list[SlotReport] = []
+    for folder in places.folders:
+        where = os.path.join(places.path, folder) if folder else places.path
+        slots += _audit_folder(where, folder, deep, progress)
+    return StoreReport(path=places.path, check=None, slots=tuple(slots), folders=True)
+
+
+def _audit_folder(where: str, folder: str, deep: bool, progress: Progress | None) -> list[SlotReport]:
+    """Judge one folder; whoever deletes it meanwhile removes its files one by one, which is no damage."""
+    found: list[SlotReport] = []
+    for _ in range(_TRIES):
+        try:
+            found = _judged(where, folder, deep, progress)
+        except (ContentError, MediumError) as error:  # of its list; UsageError: it went away, or comes into being
+            name = os.path.join(folder, LIST_NAME)
+            found = [SlotReport(name=name, state="unreadable", verdict="damaged", damages=(Damage(reason=str(error)),))]
+        except UsageError:
+            continue
+        if all(slot.verdict != "damaged" for slot in found):
+            break
+    return found if is_any_linked(where) else []
+
+
+def _judged(where: str, folder: str, deep: bool, progress: Progress | None) -> list[SlotReport]:
+    names = names_in(where)
+    listed = read_list(where) if LIST_NAME in names else None
+    files = [name for name in names if name.endswith(".pcc")] if listed is None else [r.file for r in listed.ranks]
+    with closing(Directory(where, create=False, write=False)) as volume:
+        return [_judge(volume, folder, name, listed, deep, progress) for name in files]
+
+
+def _judge(
+    volume: Directory, folder: str, name: str, listed: FolderList | None, deep: bool, progress: Progress | None
+) -> SlotReport:
+    shown = os.path.join(folder, name)
+    try:
+        (file,) = list_file(volume, name).files
+    except MediumError as error:
+        file = SlotFile(name=name, problem=str(error))
+    reason = None if listed is None else _differs(file, listed)
+    file = SlotFile(
+        name=shown, file_bytes=file.file_bytes, links=file.links, record=file.record, problem=file.problem or reason
+    )
+    if listed is None:
+        return judging.report(file, "unfinished")
+    state: State = "linked" if file.problem is None else "unreadable"
+    try:
+        return judging.judge(partial(_open, volume, name), file, state, deep, progress)
+    except ReusedError as error:
+        return judging.report(file, state, verdict="damaged", damages=(Damage(reason=str(error)),))
+
+
+def _open(volume: Directory, name: str, shown: str) -> Medium:
+    return volume.open(name)
+
+
+def _differs(file: SlotFile, listed: FolderList) -> str | None:
+    """Say why a file is not the one that its folder's list names."""
+    if file.problem is not None:
+        return None
+    record = file.record
+    if record is None or record.state is not format.SlotState.SEALED:
+        return "it holds no whole checkpoint"
+    rank = next(n for n in range(len(listed.ranks)) if rank_name(n) == file.name)
+    if record.step != listed.step or Listed.of(rank, record) != listed.ranks[rank]:
+        return f"it holds step {record.step}, counter {record.counter}, not what {LIST_NAME} lists"
+    return None

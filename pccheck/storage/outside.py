@@ -1,0 +1,146 @@
+"""Files of a store under names in other people's folders: linked, copied, listed, cleared (floor 1: imports floor 0,
+names, fileio).
+
+A path here is somebody else's: symbolic links that lead to its folder are followed, its last part never is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from pccheck.errors import MediumError, StoreGoneError
+from pccheck.format import RECORD_BYTES
+from pccheck.storage import fileio, names
+from pccheck.storage.names import told
+
+# What a file system answers that cannot give this file one more name there: then it is copied.
+NO_LINK = names.NO_LINKS | {errno.EXDEV}
+
+
+def link(folder_fd: int, leaf: str, opened: int, path: str) -> None:
+    """Give an open file, which `leaf` should name, a name more; MediumError (errno in NO_LINK) where it can have none.
+
+    It is the open file that counts: another process may have taken the store, and put a file of its own under the name.
+    """
+    with _folder_of(path) as (new_fd, new_leaf):
+        with told("link", path):
+            try:
+                os.link(leaf, new_leaf, src_dir_fd=folder_fd, dst_dir_fd=new_fd, follow_symlinks=False)
+            except FileExistsError:
+                if not names.is_named(opened, new_leaf, new_fd):  # over a network a link may be made, and fail as well
+                    raise
+            if names.is_named(opened, new_leaf, new_fd):
+                return
+            os.unlink(new_leaf, dir_fd=new_fd)
+        raise _gone(path)
+
+
+def copy(folder_fd: int, leaf: str, opened: int, path: str) -> None:
+    """Put a synced copy of an open file, which `leaf` must name, at a free path."""
+    with _folder_of(path) as (new_fd, new_leaf):
+        if names.exists(new_leaf, new_fd):
+            raise MediumError("copy", path, FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)))
+        if not names.is_named(opened, leaf, folder_fd):
+            raise _gone(path)
+        names.copy_synced(folder_fd, leaf, new_fd, new_leaf, path)
+
+
+def sync(path: str) -> None:
+    """Make the names in the folder of a path durable; where that fails, the path is removed as far as it can be."""
+    with _folder_of(path) as (fd, leaf):
+        try:
+            fileio.sync_folder(fd, os.path.dirname(path))
+        except MediumError:
+            try:
+                os.unlink(leaf, dir_fd=fd)
+            except OSError:
+                pass  # the failed sync is the error to see
+            raise
+
+
+def write_synced(path: str, data: bytes) -> None:
+    """Put a file there, whole or not at all, and make it and its name durable."""
+    with _folder_of(path) as (folder_fd, leaf):
+        half = f".{leaf}{names.HALF}"
+        with told("creation", path):
+            fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
+            try:
+                fileio.write_all(fd, memoryview(data), 0, path)
+                fileio.sync_file(fd, path)
+                os.rename(half, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            except BaseException:
+                os.unlink(half, dir_fd=folder_fd)
+                raise
+            finally:
+                os.close(fd)
+        fileio.sync_folder(folder_fd, os.path.dirname(path))
+
+
+def remove_below(folder: str, leaves: Collection[str], doomed: Callable[[bytes], bool]) -> int:
+    """Remove regular files of these names, in a folder and below it, whose first sector is doomed; give how many.
+
+    No symbolic link is followed; what is gone, or may not be looked at, is left out.
+    """
+    removed = 0
+    halves = [f".{leaf}{names.HALF}" for leaf in leaves]
+    for where, _, files, fd in _walk(folder):
+        for leaf in [leaf for leaf in (*leaves, *halves) if leaf in files]:
+            path = os.path.join(where, leaf)
+            if doomed(_head(fd, leaf, path)):
+                with told("removal", path):
+                    try:
+                        os.unlink(leaf, dir_fd=fd)
+                    except FileNotFoundError:
+                        continue
+                removed += leaf in leaves
+    return removed
+
+
+def folders_in(folder: str) -> list[str]:
+    """Give the sorted names of the folders in a folder, no symbolic links; none where it may not be looked at."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _walk(folder: str) -> Iterator[tuple[str, list[str], list[str], int]]:
+    try:
+        yield from os.fwalk(folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return  # the folder, or one below it, was removed meanwhile
+
+
+def _head(folder_fd: int, leaf: str, path: str) -> bytes:
+    try:
+        fd = os.open(leaf, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder_fd)
+    except OSError:
+        return b""
+    try:
+        room = memoryview(bytearray(RECORD_BYTES))
+        return bytes(room[: fileio.read_up_to(fd, room, 0, path)])
+    except MediumError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def _gone(path: str) -> StoreGoneError:
+    text = "the file in the store was removed or replaced meanwhile; open the store anew"
+    return StoreGoneError("link", path, FileNotFoundError(errno.ENOENT, text))
+
+
+@contextmanager
+def _folder_of(path: str) -> Iterator[tuple[int, str]]:
+    """Give a descriptor of a path's folder, and the last part of the path."""
+    folder, leaf = os.path.split(path)
+    with told("open", folder):
+        fd = os.open(folder, names.FOLDER_FLAGS)
+    try:
+        yield fd, leaf
+    finally:
+        os.close(fd)
