@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# Read when JAX starts its backend, which no test of torch does: several CPU devices, to shard arrays over.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 
 @pytest.fixture
 def fast_path(tmp_path):
