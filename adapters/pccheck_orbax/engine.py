@@ -1,0 +1,121 @@
+"""The engine behind the handlers: one store per item and process (may import pccheck; JAX for who we are)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import jax
+
+import pccheck
+from pccheck import links
+from pccheck.errors import OptionError
+from pccheck_orbax.layout import STORES, unfinished
+from pccheck_orbax.staging import Staged, clear
+from pccheck_orbax.stores import OPEN
+
+_OURS: dict[str, Any] = {"keep": 0}
+_FIXED = ("keep", "keep_every", "coordinator")
+
+
+@final
+class Engine:
+    """Saves items of Orbax steps through pccheck, several at once. Thread-safe.
+
+    Stores are opened when they are first saved to, and are shared by all engines of the process with the same options.
+    A closed engine opens them again when it is used again.
+
+    Args:
+        in_flight: saves of one item under way at once, 1..64.
+        **options: options of `pccheck.Checkpointer`, apart from keep, keep_every and coordinator: Orbax decides what is
+            kept, and when all processes are done.
+
+    Raises:
+        OptionError: an option is out of range, or not to be chosen here.
+    """
+
+    def __init__(self, *, in_flight: int = 2, **options: Any) -> None:
+        for name in _FIXED:
+            if name in options:
+                raise OptionError(name, options[name], "left out: Orbax decides it")
+        self._options: dict[str, Any] = {"in_flight": in_flight, **options}
+        told = {name: value for name, value in self._options.items() if name != "observer"}
+        self.options = pccheck.Options(**_OURS, **told)  # refuses here what the first save would choke on
+        self._lock = threading.Lock()
+        self._used: set[str] = set()
+
+    def save(
+        self,
+        root: str,
+        item: str,
+        step: int,
+        state: Any,
+        link: str | Callable[[], str],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> pccheck.Save:
+        """Start saving a state; its file is linked where `link` says before `durable` resolves.
+
+        Args:
+            root: the folder that holds the steps.
+            item: the item's name.
+            step: a label.
+            state: see `pccheck.Checkpointer.save`.
+            link: the path of the link, or what gives it once its folder is there; called on another thread.
+            metadata: small JSON.
+
+        Raises:
+            UnsupportedLeafError: a leaf cannot be stored exactly.
+            StoreTaken: another process saves this item under this root.
+            CapacityError, MediumError: the root cannot be used.
+        """
+        checkpointer = self.open(root, item)
+        return checkpointer.save(step, state, metadata=metadata, link=link, report=False)
+
+    def stage(self, root: str, item: str) -> Staged:
+        """Give a place for the file of one save of an item."""
+        self.open(root, item)  # first: opening clears away what was staged before
+        return Staged(root, item, jax.process_index())
+
+    def open(self, root: str, item: str) -> pccheck.Checkpointer:
+        """Give the Checkpointer of an item, opened if it was not.
+
+        What a crash had left in folders that never became steps gives its slots back then: a stock manager does not
+        remove these folders by default.
+        """
+        process = jax.process_index()
+        folder = os.path.join(root, STORES, item, f"process-{process}")
+
+        def make() -> pccheck.Checkpointer:
+            checkpointer = pccheck.Checkpointer(folder, **_OURS, **self._options)
+            try:
+                clear(root, item, process, folder)
+                for left in unfinished(root, item):
+                    links.drop_stale(left, folder, process)
+            except BaseException:
+                checkpointer.close()
+                raise
+            return checkpointer
+
+        checkpointer = OPEN.take(folder, self, self._options, make)
+        with self._lock:
+            self._used.add(folder)
+        return checkpointer
+
+    def close(self) -> None:
+        """Wait for what is under way and close the stores that nobody else in this process uses. Idempotent."""
+        with self._lock:
+            used, self._used = sorted(self._used), set()
+        first: BaseException | None = None
+        for folder in used:
+            try:
+                OPEN.give_back(folder, self)
+            except Exception as error:  # the others are closed first
+                first = first or error
+        if first is not None:
+            raise first
+
+    def __repr__(self) -> str:
+        return f"<Engine with {self._options}, {len(self._used)} store(s) in use>"

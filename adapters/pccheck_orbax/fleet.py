@@ -1,0 +1,304 @@
+"""Fleet: which steps there are, and which lane saves which; decided alike in all processes (imports orbax, jax)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, final
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from pccheck_orbax import policies
+from pccheck_orbax.deleting import Deleter
+from pccheck_orbax.durable import sync_names, sync_tree
+from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames
+from pccheck_orbax.policies import BEGINNING, StepInfo
+
+_POLL_S = 0.002
+
+
+@final
+class Fleet:
+    """The lanes on one root, and the book of its steps: durable ones, those in flight, failures not told yet.
+
+    One process takes whichever lane is free. Several take lanes in turn and learn of an end by waiting for it, in the
+    same order everywhere, so that the books of all processes are equal at each call. `handlers` makes a lane's handler
+    arguments, and has `close()`.
+    """
+
+    def __init__(
+        self, directory: Any, options: Any, *, in_flight: int, metadata: Any, logger: Any, handlers: Any
+    ) -> None:
+        root = str(directory)
+        self._options, self._handlers, self._logger = options, handlers, logger
+        self._local = "://" not in root
+        multi = options.multiprocessing_options
+        processes = multi.active_processes or set(range(jax.process_count()))
+        self._processes: set[int] | None = set(processes) if len(processes) > 1 else None
+        self._primary = ocp.multihost.is_primary_host(multi.primary_host)
+        self._prefix = multi.barrier_sync_key_prefix or ""
+        self._turn = 0
+        self._names = options.step_name_format or ocp.path.step.standard_name_format(
+            step_prefix=options.step_prefix,
+            step_format_fixed_length=options.step_format_fixed_length,
+            single_host_load_and_broadcast=options.single_host_load_and_broadcast,
+            temporary_path_cls=options.temporary_path_class,
+            atomicity_options=options.atomicity_options,
+        )
+        self._root = Path(root)
+        if options.create and self._primary:
+            self._create(root, options.file_options)
+        self._deleter = Deleter(
+            self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight
+        )
+        self._meet("open")
+        count = 1 if options.read_only else in_flight
+        self.in_flight = in_flight
+        self.lanes = [self._open(directory, str(i), metadata if i == 0 else None) for i in range(count)]
+        self.directory = self.lanes[0].manager.directory
+        self._reader: Lane | None = None
+        self._saving: dict[int, StepInfo] = {}
+        self._durable = {info.step: info for info in self._on_disk({})}
+        self._failures: list[tuple[int, BaseException]] = []
+        self._refused: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"lanes {self.lanes}"
+
+    # -- the book ---------------------------------------------------------------------------------------------------
+
+    def infos(self) -> list[StepInfo]:
+        """Give what is durable or in flight, in the order of steps."""
+        return [info for _, info in sorted({**self._durable, **self._saving}.items())]
+
+    def durable_steps(self) -> list[int]:
+        """Give the durable steps in order."""
+        return sorted(self._durable)
+
+    def in_flight_steps(self) -> list[int]:
+        """Give the steps in flight in order."""
+        return sorted(self._saving)
+
+    def reload(self) -> None:
+        """Read the disk: steps that came or went by other hands."""
+        self.poll()
+        self._durable = {i.step: i for i in self._on_disk(self._durable) if i.step not in self._saving}
+
+    def raise_failures(self) -> None:
+        """Raise the errors that were not raised yet: one as it is, several as a group."""
+        failures, self._failures = self._failures, []
+        if len(failures) == 1:
+            raise failures[0][1]
+        if failures:
+            steps = ", ".join(str(step) for step, _ in failures)
+            raise BaseExceptionGroup(f"checkpoints of steps {steps} were not saved", [error for _, error in failures])
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Book the saves that have ended; with several processes only waiting books."""
+        if self._processes is None:
+            for lane in self.lanes:
+                if lane.step is not None and not lane.running:
+                    self._finish(lane)
+
+    def would_wait(self) -> bool:
+        """Tell whether a save would have to wait for a lane."""
+        self.poll()
+        if self._processes is not None:
+            return self.lanes[self._turn % len(self.lanes)].running
+        return all(lane.step is not None for lane in self.lanes)
+
+    def running(self) -> bool:
+        """Tell whether any save is running."""
+        return any(lane.running for lane in self.lanes)
+
+    def take(self) -> Lane:
+        """Give an idle lane, after a wait where there is none: for any; with several processes for the next in turn."""
+        began = time.monotonic()
+        if self._processes is not None:
+            lane = self.lanes[self._turn % len(self.lanes)]
+            self._turn += 1
+            if lane.step is not None:
+                self._finish(lane)
+            if not self._failures:  # else all processes are about to raise: a lane fails for all or for none
+                self._meet("save")
+        else:
+            while (free := self._free()) is None:
+                time.sleep(_POLL_S)
+            lane = free
+        jax.monitoring.record_event_duration_secs("/jax/pccheck/save/wait_for_lane_secs", time.monotonic() - began)
+        return lane
+
+    def start(self, lane: Lane, info: StepInfo, save: dict[str, Any]) -> None:
+        """Start a save on the lane that was taken; whatever it raises, with the step in its notes."""
+        self._deleter.settle(info.step)
+        try:
+            lane.start(info.step, metrics=info.metrics, **save)
+        except Exception as error:
+            error.add_note(f"the checkpoint of step {info.step} was not saved")
+            self._refused.add(info.step)
+            if self._primary:
+                self._deleter.await_folders(info.step)
+            raise
+        self._saving[info.step] = info
+        if self._processes is None:
+            self._turn += 1  # a lane that refused is tried again: the first one also cleans up
+        if not self._options.enable_async_checkpointing:
+            self._finish(lane)
+
+    def finish_all(self) -> None:
+        """Wait for all saves in flight, oldest step first."""
+        for lane in sorted((lane for lane in self.lanes if lane.step is not None), key=lambda lane: lane.step or 0):
+            self._finish(lane)
+
+    def settle(self, step: int) -> None:
+        """Wait for the save of `step` where it is in flight; raise its error, at once and not again."""
+        for lane in self.lanes:
+            if lane.step == step:
+                self._finish(lane)
+        error = next((error for failed, error in self._failures if failed == step), None)
+        if error is not None:
+            self._failures = [(s, e) for s, e in self._failures if e is not error]
+            raise error
+
+    def _free(self) -> Lane | None:
+        self.poll()
+        turn = self._turn % len(self.lanes)
+        lanes = self.lanes[turn:] + self.lanes[:turn]
+        return next((lane for lane in lanes if lane.step is None), None)
+
+    def _finish(self, lane: Lane) -> None:
+        step = lane.step
+        assert step is not None
+        error = lane.finish()
+        info = self._saving.pop(step)
+        if error is None:
+            try:
+                self._sync(step)
+            except OSError as failed:
+                error = failed
+        if error is None:
+            self._durable[step] = info
+            return
+        error.add_note(f"the checkpoint of step {step} was not saved")
+        self._failures.append((step, error))
+        self._deleter.discard(step)
+
+    def _sync(self, step: int) -> None:
+        """See that a commit is there, and make it durable where it was not ours to rename; OSError if not."""
+        if not (self._local and self._primary):
+            return
+        folder = self._root / self._names.build_name(step)
+        os.stat(folder)
+        if not renames(self._options, local=True):
+            sync_tree(folder)
+            sync_names(self._root)
+
+    def _discard_refused(self) -> None:
+        """Remove what a save left that raised at once: its folder was still being made then, and until lanes close."""
+        for step in self._refused:
+            self._deleter.discard(step)
+        self._refused.clear()
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def knowing(self) -> Lane:
+        """Give a lane whose handlers know the items, as they have saved them; the first where none has."""
+        return next((lane for lane in self.lanes if lane.has_saved), self.lanes[0])
+
+    def reader(self) -> Lane:
+        """Give an idle lane to restore with, best one that has saved; where all are busy, one that never saves."""
+        idle = [lane for lane in self.lanes if lane.step is None]
+        if not idle:
+            self._reader = self._reader or self._open(self.directory, "reader", None)
+            return self._reader
+        return next((lane for lane in idle if lane.has_saved), idle[0])
+
+    def _on_disk(self, known: dict[int, StepInfo]) -> Sequence[StepInfo]:
+        if self._local and not self._root.is_dir():
+            return []
+
+        def info(found: Any) -> StepInfo:
+            if found.step in known:
+                return known[found.step]
+            if self._options.lightweight_initialize:
+                return StepInfo(found.step, BEGINNING)
+            metrics = self.lanes[0].manager.metrics(found.step) if policies.keeps_metrics(self._options) else None
+            return StepInfo(found.step, found.commit_timestamp, metrics)
+
+        with ThreadPoolExecutor(8, thread_name_prefix="pccheck-steps") as threads:
+            return sorted(threads.map(info, self._names.find_all(self.directory)), key=lambda info: info.step)
+
+    # -- deleting ---------------------------------------------------------------------------------------------------
+
+    def retain(self, policy: Any) -> None:
+        """Delete the durable steps that `policy` does not keep."""
+        infos = [info for _, info in sorted(self._durable.items())]
+        gone = policies.dropped(policy, infos)
+        if infos and self._processes is not None and not policies.clockless(policy):
+            mine = np.array([info.step in gone for info in infos])
+            agreed = ocp.multihost.broadcast_one_to_all(mine, is_source=self._primary)
+            gone = [info.step for info, drop in zip(infos, np.asarray(agreed), strict=True) if drop]
+        for step in gone:
+            del self._durable[step]
+        self._deleter.drop(gone, self.lanes)
+
+    def delete(self, step: int) -> None:
+        """Rename a durable step away, and have it removed. FileNotFoundError where there is none."""
+        if step not in self._durable:
+            raise FileNotFoundError(f"there is no step {step} in {self.directory}: it has {self.durable_steps()}")
+        self._deleter.delete(step, self.lanes)
+        del self._durable[step]
+
+    def drain(self) -> None:
+        """Wait until what was deleted is removed."""
+        self._deleter.drain()
+
+    # -- opening and closing ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close lanes, handlers and trash, each whatever the others raise; the first error is raised at the end."""
+        errors: list[BaseException] = []
+        lanes = [lane.close for lane in [*self.lanes, self._reader] if lane is not None]
+        for close in [self._deleter.drain, *lanes, self._handlers.close, self._discard_refused, self._deleter.close]:
+            try:
+                close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _create(self, root: str, file_options: Any) -> None:
+        made = [path for path in (self._root, *self._root.parents) if not path.exists()] if self._local else []
+        mode = file_options.path_permission_mode if file_options else None
+        epath.Path(root).mkdir(parents=True, exist_ok=True, mode=mode)
+        for path in made:
+            sync_names(path.parent)
+
+    def _open(self, directory: Any, name: str, metadata: Any) -> Lane:
+        o, local = self._options, self._local
+        cleans = o.cleanup_tmp_directories and name == "0" and not renames(o, local=local)
+        options = lane_options(o, name, processes=self._processes, local=local, cleans=cleans)
+        return open_lane(directory, options, metadata=metadata, logger=self._logger, handlers=self._handlers)
+
+    def _meet(self, what: str) -> None:
+        """Wait for the other processes, at most `AsyncOptions.timeout_secs`."""
+        if self._processes is None:
+            return
+        wait = self._options.async_options or ocp.AsyncOptions()
+        barrier = wait.barrier_sync_fn or ocp.multihost.get_barrier_sync_fn(processes=self._processes)
+        key = f"{self._prefix}pccheck_{what}_{self._turn}"
+        try:
+            barrier(key=key, timeout_ms=int(wait.timeout_secs * 1000))
+        except jax.errors.JaxRuntimeError as error:
+            raise TimeoutError(
+                f"not all of the processes {sorted(self._processes)} came to {what} in {self._root} within"
+                f" {wait.timeout_secs} s (AsyncOptions.timeout_secs): one is gone, or is somewhere else in its program"
+            ) from error

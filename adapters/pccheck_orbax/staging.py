@@ -1,0 +1,141 @@
+"""Where a checkpoint's file lives until Orbax asks for it (may import pccheck).
+
+A save becomes durable whether or not Orbax manages to make the folder of its step: it is linked into a folder of ours,
+and moved when Orbax waits for it, which it does once its own folders are there. What it never asks for is removed. A
+save that waited for Orbax's folder instead would hold its slot, and up the saves behind it, for as long as Orbax fails
+to say that there will be none.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from concurrent.futures import CancelledError
+from typing import Literal, final
+
+from pccheck import links
+from pccheck.errors import DeadlineError
+from pccheck_orbax.layout import STAGED
+
+_POLL_S = 0.005
+_FOLDER_S = 300.0  # what Orbax gives the making of folders
+
+
+@final
+class Staged:
+    """A place for the file of one save of one process, in a folder of its own under the root. Thread-safe.
+
+    Args:
+        root: the folder that holds the steps.
+        item: the item's name.
+        process: the process's number.
+
+    Raises OSError where the folder cannot be made.
+    """
+
+    def __init__(self, root: str, item: str, process: int) -> None:
+        self._folder = os.path.join(root, STAGED, f"{prefix(item, process)}{uuid.uuid4().hex}")
+        self._name = links.rank_name(process)
+        self._lock = threading.Lock()
+        self._state: Literal["staged", "moved", "dropped"] = "staged"
+        self._moved: tuple[str, int, int] | None = None  # path, device and inode
+        os.makedirs(self._folder)
+
+    @property
+    def path(self) -> str:
+        """Where the save is to be linked to."""
+        return os.path.join(self._folder, self._name)
+
+    def move(self, folder: str, timeout_s: float | None = None) -> None:
+        """Move the file into the folder of its item, durably; once it was moved, do nothing.
+
+        Raises:
+            CancelledError: it was dropped.
+            DeadlineError: the folder is not there in time.
+            OSError: it cannot be moved.
+        """
+        _await(folder, _FOLDER_S if timeout_s is None else min(timeout_s, _FOLDER_S))
+        target = os.path.join(folder, self._name)
+        with self._lock:
+            if self._state == "dropped":
+                raise CancelledError(f"the save into {folder} was called off")
+            if self._state == "moved":
+                return
+            os.rename(self.path, target)
+            found = os.stat(target)
+            self._moved, self._state = (target, found.st_dev, found.st_ino), "moved"
+        _sync(folder)
+        _remove_folder(self._folder)
+
+    def drop(self) -> None:
+        """Remove the file, unless it was moved; a save under way fails for want of its folder."""
+        with self._lock:
+            if self._state != "staged":
+                return
+            self._state = "dropped"
+        _remove(self.path)
+        _remove_folder(self._folder)
+
+    def drop_moved(self) -> None:
+        """Remove the file from the folder that it was moved to, if it is still there under that name."""
+        with self._lock:
+            moved = self._moved
+        if moved is None:
+            return
+        path, device, inode = moved
+        try:
+            found = os.stat(path, follow_symlinks=False)
+        except OSError:
+            return  # the folder was renamed, as it should be, or removed
+        if (found.st_dev, found.st_ino) == (device, inode):  # not what another attempt has put there
+            _remove(path)
+
+
+def prefix(item: str, process: int) -> str:
+    """Give how the names begin of the folders that a process stages an item in."""
+    return f"{item}.{process}."
+
+
+def clear(root: str, item: str, process: int, store: str) -> None:
+    """Remove what a process has staged of an item, whose store nobody has open."""
+    staged = os.path.join(root, STAGED)
+    links.drop_stale(staged, store, process)
+    try:
+        names = os.listdir(staged)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(prefix(item, process)):
+            _remove_folder(os.path.join(staged, name))
+
+
+def _await(folder: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not os.path.isdir(folder):
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"Orbax to make {folder}", timeout_s)
+        time.sleep(_POLL_S)
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # it is not there; or it is found at the next start
+
+
+def _remove_folder(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # it is not there, or not empty; then it is found at the next start

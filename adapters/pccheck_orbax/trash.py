@@ -1,0 +1,95 @@
+"""Trash: folders vanish from sight by one rename and are removed later, by threads of ours (no orbax)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import final
+
+TRASH = ".pccheck_trash"  # below the root; Orbax's own removal of a step is no atom: half of one was seen as a step
+
+
+@final
+class Trash:
+    """Remove folders off the caller's path: renamed at once, their files unlinked by `threads` threads.
+
+    At most `pending` removals wait; then `take` waits for the oldest, at most `timeout_s` seconds, so that a slow disk
+    cannot pile up folders. What a removal leaves (or a crash) the next opening takes again. Thread-safe.
+    """
+
+    def __init__(self, root: Path, *, threads: int = 1, pending: int = 4, timeout_s: float = 1200.0) -> None:
+        self.folder = root / TRASH
+        self._pending, self._timeout_s = pending, timeout_s
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pccheck-trash")
+        self._lock = threading.Lock()
+        self._removals: deque[Future[None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"Trash({self.folder}, {sum(not r.done() for r in self._removals)} removals running or waiting)"
+
+    def take(self, path: Path) -> bool:
+        """Rename the folder `path` into the trash and have it removed; False where there is none."""
+        target = self._hidden()
+        try:
+            os.rename(path, target)
+        except FileNotFoundError:
+            return False
+        with self._lock:
+            self._removals.append(self._threads.submit(_remove, target))
+            late = [self._removals.popleft() for _ in range(len(self._removals) - self._pending)]
+            while self._removals and self._removals[0].done():
+                self._removals.popleft()
+        for removal in late:
+            removal.result(self._timeout_s)
+        return True
+
+    def sweep(self, root: Path, stale: Callable[[str], bool]) -> None:
+        """Take every folder in `root` whose name is `stale`, and what an earlier process left in the trash; no wait."""
+        old = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        self._removals += [self._threads.submit(_remove, path) for path in old]
+        for path in root.iterdir():
+            if stale(path.name) and path.is_dir() and not path.is_symlink():
+                target = self._hidden()
+                os.rename(path, target)
+                self._removals.append(self._threads.submit(_remove, target))
+
+    def drain(self) -> None:
+        """Wait until what was taken is gone, at most `timeout_s` seconds a folder."""
+        with self._lock:
+            removals, self._removals = list(self._removals), deque()
+        for removal in removals:
+            removal.result(self._timeout_s)
+
+    def close(self) -> None:
+        """Drain, end the threads, and remove the trash itself where it is empty."""
+        try:
+            self.drain()
+        finally:
+            self._threads.shutdown(wait=False)
+        try:
+            self.folder.rmdir()
+        except OSError:
+            pass  # not there, or not empty: the next opening goes on
+
+    def _hidden(self) -> Path:
+        self.folder.mkdir(exist_ok=True)
+        return self.folder / f"gone-{uuid.uuid4().hex}"
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        pass  # somebody else empties the same trash
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s is not removed (%s): the next opening tries again", path, error)

@@ -1,0 +1,135 @@
+"""A step's rename comes after the syncs of all that it names, and is synced itself before the step counts."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from pccheck_orbax.durable import DurableRename
+from pccheck_orbax.manager import CheckpointManager
+from pccheck_orbax.trash import Trash
+
+from tests.adapters.orbax_held import Save, registry
+
+
+def args(step):
+    return ocp.args.Composite(state=Save(np.full(4, step)), position=ocp.args.JsonSave({"step": step}))
+
+
+class Syncs:
+    """The real fsync and rename, and what was synced when."""
+
+    def __init__(self, monkeypatch):
+        self.synced, self.told, self.refuse = {}, [], None
+        self._fsync, self._rename = os.fsync, os.rename
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(os, "rename", self.rename)
+
+    def fsync(self, fd):
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if self.refuse is not None and path.endswith(self.refuse):
+            raise OSError(errno.EIO, "the disk is gone", path)
+        self._fsync(fd)
+        self.synced[path] = state(path)
+        self.told.append(("sync", path))
+
+    def rename(self, old, new, **kwargs):
+        old, new = str(old), str(new)
+        if os.path.basename(new).isdigit():
+            late = [path for path in below(old) if self.synced.get(path) != state(path)]
+            self.told.append(("commit", new, late))
+        self._rename(old, new, **kwargs)
+
+
+def state(path):
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def below(folder):
+    return [path for at, _, files in os.walk(folder) for path in (at, *(os.path.join(at, name) for name in files))]
+
+
+@pytest.fixture
+def syncs(monkeypatch):
+    return Syncs(monkeypatch)
+
+
+def test_nothing_of_a_step_is_unsynced_when_it_gets_its_name(tmp_path, syncs):
+    root = tmp_path / "root"
+    with CheckpointManager(root, in_flight=2, handler_registry=registry) as manager:
+        for step in (1, 2):
+            manager.save(step, args=args(step))
+    assert ("sync", str(tmp_path)) in syncs.told, "the root's own name"
+    commits = [each for each in syncs.told if each[0] == "commit"]
+    assert [new for _, new, _ in commits] == [str(root / "1"), str(root / "2")]
+    for commit in commits:
+        assert commit[2] == [], "written, not synced, and named"
+        after = syncs.told[syncs.told.index(commit) :]
+        assert ("sync", str(root)) in after
+    assert (root / "1" / "commit_success.txt").is_file()
+
+
+@pytest.mark.parametrize("file", ["commit_success.txt", "_CHECKPOINT_METADATA", "array.npy", "state"])
+def test_a_sync_that_fails_is_a_failed_save(tmp_path, syncs, file):
+    options = ocp.CheckpointManagerOptions(max_to_keep=1)
+    manager = CheckpointManager(tmp_path, options, handler_registry=registry)
+    manager.save(1, args=args(1))
+    manager.wait_until_finished()
+    syncs.refuse = file
+    manager.save(2, args=args(2))
+    with pytest.raises(OSError, match="disk is gone"):
+        manager.wait_until_finished()
+    syncs.refuse = None
+    assert manager.all_steps() == [1]
+    manager.close()
+    with ocp.CheckpointManager(tmp_path) as stock:
+        assert stock.all_steps() == [1]
+    assert not [name for name in os.listdir(tmp_path) if "tmp" in name]
+
+
+def test_a_path_class_of_the_users_is_synced_before_its_step_counts(tmp_path, syncs):
+    for name, chosen in {
+        "class": {"temporary_path_class": ocp.path.atomicity.AtomicRenameTemporaryPath},
+        "mode": {"atomicity_options": ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)},
+    }.items():
+        root = tmp_path / name
+        with CheckpointManager(root, ocp.CheckpointManagerOptions(**chosen), handler_registry=registry) as manager:
+            manager.save(1, args=args(1))
+            manager.wait_until_finished()
+            late = [path for path in below(root / "1") if syncs.synced.get(path, (0,))[1:] != state(path)[1:]]
+            assert late == []
+            assert str(root) in syncs.synced
+            syncs.refuse = "commit_success.txt"
+            manager.save(2, args=args(2))
+            with pytest.raises(OSError, match="disk is gone"):
+                manager.wait_until_finished()
+            assert manager.durable_steps() == [1]
+            syncs.refuse = None
+
+
+def test_a_stock_manager_may_take_the_path_class_too(tmp_path, syncs):
+    options = ocp.CheckpointManagerOptions(temporary_path_class=DurableRename, cleanup_tmp_directories=True)
+    (tmp_path / "5.orbax-checkpoint-tmp-whole" / "old").mkdir(parents=True)
+    with ocp.CheckpointManager(tmp_path, options=options, handler_registry=registry()) as stock:
+        stock.save(5, args=args(5))
+    assert [each[2] for each in syncs.told if each[0] == "commit"] == [[]]
+    assert sorted(os.listdir(tmp_path)) == ["5"]
+
+
+def test_trash_hides_at_once_and_survives_who_empties_it_too(tmp_path):
+    trash = Trash(tmp_path, pending=2)
+    for i in range(8):
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        (tmp_path / "a" / "b" / "file").write_text("x")
+        assert trash.take(tmp_path / "a")
+        assert not (tmp_path / "a").exists(), i
+    assert not trash.take(tmp_path / "a")
+    (tmp_path / ".pccheck_trash" / "gone-before").mkdir(exist_ok=True)
+    trash.sweep(tmp_path, lambda name: False)
+    assert "Trash(" in repr(trash)
+    trash.close()
+    assert os.listdir(tmp_path) == []
