@@ -165,6 +165,23 @@ def test_the_tree_is_what_state_dict_gives(make):
                 buffer.add_(1)
 
 
+def test_memory_that_was_freed_and_given_to_its_parameter_again_is_noticed():
+    """As where offloading frees what a parameter had: the allocator gives the same memory again for most sizes."""
+    for size in (48, 64, 96, 128, 192, 256, 384, 512):
+        model = nn.Linear(size, size, bias=False)
+        state = TrainingState(model=model, rng=False)
+        state.__pccheck_state__()
+        at = model.weight.data_ptr()
+        model.weight.untyped_storage().resize_(0)
+        made = [torch.full((size, size), 3.0)]
+        while made[-1].data_ptr() != at and len(made) < 20:
+            made.append(torch.full((size, size), 3.0))
+        model.weight.data = made[-1]
+        shown = state.__pccheck_state__()["model"]["weight"]
+        assert shown.data_ptr() == made[-1].data_ptr(), size
+        assert torch.equal(shown, made[-1])
+
+
 def test_nothing_is_made_anew_while_nothing_was_replaced():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     optimizer = stepped(torch.optim.AdamW(model.parameters()))

@@ -1,7 +1,8 @@
 """Measures what saving costs a training loop, here and with peers, and prints tables (bench: imports all its rooms).
 
 Arrows: loop_tables, cost_tables, trainer_tables > scale, loops, measures, trainers, ranks > peers > contenders, raw >
-states, trained; beside them lab, disks, machine, tables.
+states, trained; jax_tables > scale, jax_measures > jax_contenders, loops, measures > jax_states, contenders, states;
+beside them lab, disks, machine, tables.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import cost_tables, loop_tables, trainer_tables
+from . import cost_tables, jax_tables, loop_tables, trainer_tables
 from .disks import TOOL, SlowDisk
 from .lab import Lab
 from .machine import describe
 from .scale import FULL, QUICK, Bench
 from .tables import show, show_machine
 
-ALL = {**loop_tables.TABLES, **trainer_tables.TABLES, **cost_tables.TABLES}
+ALL = {**loop_tables.TABLES, **trainer_tables.TABLES, **cost_tables.TABLES, **jax_tables.TABLES}
 
 
 def main() -> int:
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="REGEX",
         help="only the loops whose 'column: contender' matches, only the rows of trainers whose 'row, kind: contender' "
-        "does, of ranks and snapshots whose row does; and what those are compared with",
+        "does, of ranks, snapshots, orbax-memory and orbax-restore whose row does; and what those are compared with",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
     parser.add_argument(

@@ -24,8 +24,8 @@ from .states import State, differences
 from .trained import copies, local
 
 
-class Contender(Protocol):
-    """A way to save; one thread calls it."""
+class Saver(Protocol):
+    """A way to save a state of some kind, that of `states` where nothing else is said; one thread calls it."""
 
     name: str
     in_flight: int  # saves that may be under way at once; 0 = it never saves
@@ -33,23 +33,27 @@ class Contender(Protocol):
     def prepare(self, directory: Path) -> None:
         """Open, in an empty directory."""
 
-    def train(self, model: Module, optimizer: Optimizer) -> Any:
-        """Hear of what will be trained, after `prepare`; give the state to save."""
-
-    def save(self, step: int, state: State) -> None:
+    def save(self, step: int, state: Any) -> None:
         """Save, and return as soon as training may go on."""
 
     def fence(self) -> None:
         """Return as soon as the state may be changed."""
 
-    def busy(self) -> bool:
-        """Tell whether a save is not yet durable."""
-
     def finish(self) -> None:
         """Wait until every save is durable."""
 
-    def restore(self, like: State) -> State | None:
+    def restore(self, like: Any) -> Any:
         """Close, and give the newest checkpoint as a new process would read it; None = this one never saves."""
+
+
+class Contender(Saver, Protocol):
+    """A way to save a model and what optimizes it."""
+
+    def train(self, model: Module, optimizer: Optimizer) -> Any:
+        """Hear of what will be trained, after `prepare`; give the state to save."""
+
+    def busy(self) -> bool:
+        """Tell whether a save is not yet durable."""
 
 
 @final

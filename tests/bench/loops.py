@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, final
 
-from .contenders import Contender
+from .contenders import Saver
 from .states import Marks, State, differences, gpt_state
 
 
@@ -46,23 +47,46 @@ class Slowdown:
     Args:
         ratio: time with checkpoints over time without, median of its pairs.
         worst_step_s: the longest step with checkpoints.
+        blocked_ms: what the trainer waited for each save, in `save` and in `fence`.
         restored: the step whose state was restored, equal to the expected in every bit; None = saves nothing.
     """
 
     ratio: float
     worst_step_s: float
+    blocked_ms: list[float]
     restored: int | None
 
 
-def measure_slowdown(contender: Contender, directory: Path, loop: Loop) -> Slowdown:
+class Trained(Protocol):
+    """A state that training changes."""
+
+    @property
+    def state(self) -> Any:
+        """What is saved, as it is now."""
+
+    def set(self, step: int) -> None:
+        """Change the state: it is now that of `step`, one more than before."""
+
+    def differences(self, restored: Any, step: int) -> list[str]:
+        """Give what of a restored state is not that of `step`; the state may be another one afterwards."""
+
+    def step_of(self, restored: Any) -> int:
+        """Give the step that a restored state says."""
+
+
+def measure_slowdown(contender: Saver, directory: Path, loop: Loop) -> Slowdown:
+    """Measure a loop that trains tensors; raises as `measure_loop`."""
+    return measure_loop(contender, directory, loop, _Tensors(gpt_state(loop.state_bytes)))
+
+
+def measure_loop(contender: Saver, directory: Path, loop: Loop, trained: Trained) -> Slowdown:
     """Alternate loops without and with checkpoints; afterwards restore the last one and compare every bit.
 
     Raises AssertionError if what comes back is not the state of the last save.
     """
-    state = gpt_state(loop.state_bytes)
-    marks, compute = Marks(state), _python_step(loop.step_s) if loop.python else _waiting_step(loop.step_s)
+    compute = _python_step(loop.step_s) if loop.python else _waiting_step(loop.step_s)
     contender.prepare(directory)
-    run = _Run(contender, state, marks, compute, loop)
+    run = _Run(contender, trained, compute, loop)
     for _ in range(loop.warm_up):
         run.save_next()
         contender.finish()
@@ -71,40 +95,62 @@ def measure_slowdown(contender: Contender, directory: Path, loop: Loop) -> Slowd
         without_s = run.window(save=False)
         ratios.append(run.window(save=True) / without_s)
         contender.finish()
-    restored = contender.restore(state)
+    restored = contender.restore(trained.state)
     if restored is not None:
-        marks.set(run.last_saved)
-        differing = differences(restored, state)
+        differing = trained.differences(restored, run.last_saved)
         assert not differing, f"{contender.name} restored another state than step {run.last_saved}: {differing[:5]}"
     return Slowdown(
         ratio=statistics.median(ratios),
         worst_step_s=run.worst_step_s,
-        restored=None if restored is None else int(restored["progress"]["step"]),
+        blocked_ms=[1e3 * s for s in run.blocked_s],
+        restored=None if restored is None else trained.step_of(restored),
     )
+
+
+@final
+class _Tensors:
+    """Tensors that are marked in place."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self._marks = state, Marks(state)
+
+    def set(self, step: int) -> None:
+        self._marks.set(step)
+
+    def differences(self, restored: State, step: int) -> list[str]:
+        self._marks.set(step)
+        return differences(restored, self.state)
+
+    def step_of(self, restored: State) -> int:
+        return int(restored["progress"]["step"])
 
 
 class _Run:
     """One process's loop: steps count on over all windows."""
 
-    def __init__(
-        self, contender: Contender, state: State, marks: Marks, compute: Callable[[], None], loop: Loop
-    ) -> None:
-        self._contender, self._state, self._marks, self._compute = contender, state, marks, compute
+    def __init__(self, contender: Saver, trained: Trained, compute: Callable[[], None], loop: Loop) -> None:
+        self._contender, self._trained, self._compute = contender, trained, compute
         self._loop = loop
         self._step = 0
         self.last_saved = -1
         self.worst_step_s = 0.0
+        self.blocked_s: list[float] = []
 
     def save_next(self) -> None:
         """Change the state and save it."""
         self._step += 1
         self._contender.fence()
-        self._marks.set(self._step)
+        self._trained.set(self._step)
         self._save()
 
     def _save(self) -> None:
-        self._contender.save(self._step, self._state)
+        self._contender.save(self._step, self._trained.state)
         self.last_saved = self._step
+
+    def _fence(self) -> float:
+        began = time.perf_counter()
+        self._contender.fence()
+        return time.perf_counter() - began
 
     def window(self, *, save: bool) -> float:
         """Give the seconds per measured step: compute, fence, change the state, save when it is time."""
@@ -117,11 +163,16 @@ class _Run:
                 began = step_began
             self._step += 1
             self._compute()
-            self._contender.fence()
-            self._marks.set(self._step)
+            fenced_s = self._fence()
+            self._trained.set(self._step)
+            saved = time.perf_counter()
             if save and i % loop.every == 0:
                 self._save()
             if save and i >= lead * loop.every:
+                if i % loop.every == 0:
+                    self.blocked_s.append(time.perf_counter() - saved)
+                else:
+                    self.blocked_s[-1] += fenced_s
                 self.worst_step_s = max(self.worst_step_s, time.perf_counter() - step_began)
         return (time.perf_counter() - began) / (measured * loop.every)
 

@@ -100,30 +100,31 @@ def measure_memory(contender: Contender, directory: Path, state_bytes: int, save
     marks = Marks(state)
     marks.set(0)
     torch.save({"warm": torch.zeros(8)}, directory.parent / "warm")  # what libraries load at first use is not counted
-    base = _reset_peak()
+    base = reset_peak()
     contender.prepare(directory)
     for step in range(1, saves + 1):
         contender.fence()
         marks.set(step)
         contender.save(step, state)
     contender.finish()
-    saving = _status("VmHWM") - base
+    saving = status("VmHWM") - base
     if isinstance(contender, Pccheck):
         contender.checkpointer.close()
-    base = _reset_peak()
+    base = reset_peak()
     restored = contender.restore(state)
     assert restored is None or not differences(restored, state)  # also touches what a peer has only mapped
-    restoring = _status("VmHWM") - base - size_of(state)
+    restoring = status("VmHWM") - base - size_of(state)
     return Memory(saving_bytes=saving, restoring_bytes=restoring)
 
 
-def _reset_peak() -> int:
+def reset_peak() -> int:
     """Make the present use the greatest so far, and give it."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+    return status("VmRSS")
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
+    """Give the bytes that the kernel tells of this process by that name."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

@@ -12,11 +12,26 @@ LAYERS = 8
 State = dict[str, dict[str, torch.Tensor]]
 
 
+GROUPS = ("model", "exp_avg", "exp_avg_sq")
+
+
 def gpt_state(size_bytes: int) -> State:
     """Give a GPT's float32 weights and AdamW moments of about `size_bytes` in all, and the step.
 
-    Eight layers share three quarters of the bytes, the embeddings take the rest, as in small GPTs. No two tensors and
-    no two neighbours hold the same values, so that bytes in the wrong place are seen.
+    No two tensors and no two neighbours hold the same values, so that bytes in the wrong place are seen.
+    """
+    shapes = gpt_shapes(size_bytes)
+    state: State = {
+        group: {name: _filled(shape, 1000 * g + i) for i, (name, shape) in enumerate(shapes.items())}
+        for g, group in enumerate(GROUPS)
+    }
+    return {**state, "progress": {"step": torch.zeros(1, dtype=torch.int64)}}
+
+
+def gpt_shapes(size_bytes: int) -> dict[str, tuple[int, ...]]:
+    """Give the shapes of a GPT's weights, of which those in float32 and two moments are about `size_bytes` in all.
+
+    Eight layers share three quarters of the bytes, the embeddings take the rest, as in small GPTs.
     """
     width = max(16, int(math.sqrt(size_bytes * 0.75 / (3 * 4 * 12 * LAYERS))) // 8 * 8)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -36,12 +51,7 @@ def gpt_state(size_bytes: int) -> State:
             shapes[f"h.{layer}.{name}"] = shape
     rest = size_bytes // 12 - sum(math.prod(shape) for shape in shapes.values())
     shapes["wte.weight"] = (max(1, rest // width), width)
-    groups = ("model", "exp_avg", "exp_avg_sq")
-    state: State = {
-        group: {name: _filled(shape, 1000 * g + i) for i, (name, shape) in enumerate(shapes.items())}
-        for g, group in enumerate(groups)
-    }
-    return {**state, "progress": {"step": torch.zeros(1, dtype=torch.int64)}}
+    return shapes
 
 
 def many_leaves(count: int, leaf_bytes: int, kind: str = "torch") -> dict[str, dict[str, object]]:
