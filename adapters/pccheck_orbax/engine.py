@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from dataclasses import dataclass
+from typing import Any, Self, final
 
 import jax
 
@@ -18,6 +20,15 @@ from pccheck_orbax.stores import OPEN
 
 _OURS: dict[str, Any] = {"keep": 0}
 _FIXED = ("keep", "keep_every", "coordinator")
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """What Orbax was given of a save; while Orbax holds that, it has not given up the step."""
+
+    future: weakref.ref[Any]
+    staged: Staged
+    moved: bool
 
 
 @final
@@ -45,6 +56,7 @@ class Engine:
         self.options = pccheck.Options(**_OURS, **told)  # refuses here what the first save would choke on
         self._lock = threading.Lock()
         self._used: set[str] = set()
+        self._watched: list[_Watched] = []
 
     def save(
         self,
@@ -75,9 +87,35 @@ class Engine:
         return checkpointer.save(step, state, metadata=metadata, link=link, report=False)
 
     def stage(self, root: str, item: str) -> Staged:
-        """Give a place for the file of one save of an item."""
+        """Give a place for the file of one save of an item.
+
+        What Orbax gave up meanwhile is removed: a step of which another item failed, or whose folder could not be made,
+        is never spoken of again by Orbax, and its file would take its place on the disk until the next start.
+        """
+        self._sweep()
         self.open(root, item)  # first: opening clears away what was staged before
         return Staged(root, item, jax.process_index())
+
+    def watch(self, future: object, staged: Staged, *, moved: bool) -> None:
+        """Remove a staged file once nobody holds its future.
+
+        Args:
+            future: what Orbax was given for it.
+            staged: the file's place.
+            moved: also where it was moved to, unless that folder was renamed by then: Orbax holds the future until it
+                has renamed it, or gave up.
+        """
+        with self._lock:
+            self._watched.append(_Watched(weakref.ref(future), staged, moved))
+
+    def _sweep(self) -> None:
+        with self._lock:
+            over = [each for each in self._watched if each.future() is None]
+            self._watched = [each for each in self._watched if each not in over]
+        for each in over:
+            each.staged.drop()
+            if each.moved:
+                each.staged.drop_moved()
 
     def open(self, root: str, item: str) -> pccheck.Checkpointer:
         """Give the Checkpointer of an item, opened if it was not.
@@ -106,6 +144,7 @@ class Engine:
 
     def close(self) -> None:
         """Wait for what is under way and close the stores that nobody else in this process uses. Idempotent."""
+        self._sweep()
         with self._lock:
             used, self._used = sorted(self._used), set()
         first: BaseException | None = None
@@ -116,6 +155,12 @@ class Engine:
                 first = first or error
         if first is not None:
             raise first
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"<Engine with {self._options}, {len(self._used)} store(s) in use>"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
-from dataclasses import dataclass
 from typing import Any, final
 
 import jax
@@ -14,24 +11,15 @@ from etils import epath
 
 import pccheck
 from pccheck import links
+from pccheck_orbax import earlier
 from pccheck_orbax.commits import Commit
 from pccheck_orbax.engine import Engine
 from pccheck_orbax.layout import Place, place_of
 from pccheck_orbax.marking import finish
-from pccheck_orbax.metadata import TreeMetadata, describe
+from pccheck_orbax.metadata import describe
 from pccheck_orbax.requests import beside, request_of, state_of
 from pccheck_orbax.shardings import Recorder
-from pccheck_orbax.staging import Staged
 from pccheck_orbax.targets import Target
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A future that Orbax was given; while it holds that, it has not given up the step."""
-
-    future: weakref.ref[Commit]
-    staged: Staged
-    is_temporary: bool
 
 
 @final
@@ -40,7 +28,7 @@ class Handler(ocp.AsyncCheckpointHandler):
 
     It takes the args `pccheck_orbax.Save` and `Restore`, and those of Standard and PyTree (see
     `pccheck_orbax.registry`). Errors of leaves that cannot be stored come out of `save()`. Several saves may be under
-    way, also of several managers. Thread-safe.
+    way, also of several managers. Items that Orbax's own handlers saved are restored by these. Thread-safe.
 
     Args:
         engine: what saves; None = one of its own, with the defaults, closed with the handler.
@@ -49,8 +37,6 @@ class Handler(ocp.AsyncCheckpointHandler):
     def __init__(self, engine: Engine | None = None) -> None:
         self._engine, self._owned = engine or Engine(), engine is None
         self._recorder = Recorder()
-        self._lock = threading.Lock()
-        self._given: list[_Given] = []
 
     @classmethod
     def typestr(cls) -> str:
@@ -61,7 +47,6 @@ class Handler(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: epath.Path, args: Any = None) -> list[ocp.Future]:
         """Capture the item, in the caller's thread, and give the future of its commit."""
-        self._settle()
         place = place_of(directory)
         staged = self._engine.stage(place.root, place.item)
         try:
@@ -69,13 +54,11 @@ class Handler(ocp.AsyncCheckpointHandler):
         except BaseException:
             staged.drop()
             raise
-        with self._lock:
-            self._given.append(_Given(weakref.ref(commit), staged, place.is_temporary))
+        self._engine.watch(commit, staged, moved=place.is_temporary)
         return [commit]
 
     def save(self, directory: epath.Path, args: Any = None) -> None:
         """Save the item into a folder that is there, and wait until it is durable."""
-        self._settle()
         place = place_of(directory)
         file = os.path.join(place.folder, links.rank_name(jax.process_index()))
         self._save(place, args, file).durable.result()
@@ -89,36 +72,22 @@ class Handler(ocp.AsyncCheckpointHandler):
         metadata = beside(args, place.label, step, self._recorder.record(state))
         return self._engine.save(place.root, place.item, step, state, link, metadata=metadata)
 
-    def _settle(self) -> None:
-        """Remove the files of saves that Orbax gave up.
-
-        A step of which another item failed, or whose folder could not be made, is never spoken of again by Orbax; its
-        file would take its place on the disk until the next start.
-        """
-        with self._lock:
-            given, self._given = self._given, []
-            over = [each for each in given if each.future() is None]
-            self._given += [each for each in given if each not in over]
-        for each in over:
-            each.staged.drop()
-            if each.is_temporary:
-                each.staged.drop_moved()
-
     # -- restoring --------------------------------------------------------------------------------------------------
 
     def restore(self, directory: epath.Path, args: Any = None) -> Any:
         """Give the item, verified, as the args ask for it; raises a ValueError where it does not fit them."""
         return load(os.fspath(directory), args)
 
-    def metadata(self, directory: epath.Path) -> TreeMetadata:
-        """Give the item's tree with a description in place of each leaf; only manifests are read."""
+    def metadata(self, directory: epath.Path) -> Any:
+        """Give the `TreeMetadata` of the item, a description in place of each leaf; only manifests are read."""
         folder = os.fspath(directory)
+        if earlier.is_of_orbax(folder):
+            return earlier.metadata(folder)
         outline = links.outline(folder, rank=jax.process_index())
         return describe(outline.trees[jax.process_index() % outline.world], folder, outline.metadata)
 
     def close(self) -> None:
         """Wait for what is under way, and close the engine unless it was given."""
-        self._settle()
         if self._owned:
             self._engine.close()
 
@@ -128,6 +97,8 @@ class Handler(ocp.AsyncCheckpointHandler):
 
 def load(folder: str, args: Any) -> Any:
     """Give the item of a finished folder as args for restoring ask for it."""
+    if earlier.is_of_orbax(folder):
+        return earlier.restore(folder, args)
     rank = jax.process_index()
     target = Target(request_of(args), lambda: links.outline(folder, rank=rank).metadata)
     return target.made_of(links.load(folder, rank=rank, like=target).state)

@@ -37,13 +37,14 @@ class Recorder:
             values, form = jax.tree.flatten(state)
         except (TypeError, ValueError):  # keys that cannot be sorted: pccheck stores them, JAX has no order for them
             return None
-        found = [value.sharding if isinstance(value, jax.Array) else None for value in values]
+        found = [getattr(value, "sharding", None) for value in values]  # isinstance(jax.Array) takes ten times as long
         if not any(map(_is_spread, {id(each): each for each in found}.values())):
             return None
         with self._lock:
-            if self._last is None or self._last[0] != form or self._last[1] != found:
-                self._last = (form, found, _told(state))
-            return self._last[2]
+            last = self._last
+            told = last[2] if last is not None and last[0] == form and last[1] == found else _told(state)
+            self._last = (form, found, told)  # compared by identity first: results of the same step share their objects
+            return told
 
 
 def saved_shardings(metadata: Mapping[str, Any], stored: Any) -> dict[Path, ocp.metadata.ShardingMetadata]:

@@ -5,6 +5,7 @@ The target's own classes come back, since JAX makes its tree again out of leaves
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, final
@@ -42,7 +43,7 @@ class Target:
         self._posts, self._kept = {}, {}
         mismatches: list[pccheck.Mismatch] = []
         missing = dict(self._targets)
-        saved = saved_shardings(self._about(), stored)
+        saved = functools.cache(lambda: saved_shardings(self._about(), stored))
 
         def leaf(path: Path, value: Any) -> Any:
             if value is None and path not in missing:
@@ -54,7 +55,7 @@ class Target:
             if target is ...:
                 self._kept[path] = ...
                 return ...
-            found = wanted(self._ask(path, target, value, saved.get(path)), target, value, "/".join(path))
+            found = wanted(self._ask(path, target, value, saved), target, value, "/".join(path))
             if isinstance(found, Wanted):
                 self._posts[path] = found.post
                 return found.like
@@ -82,7 +83,7 @@ class Target:
         ]
         return jax.tree.unflatten(self._form, made)
 
-    def _ask(self, path: Path, target: Any, stored: Any, saved: Any) -> Ask:
+    def _ask(self, path: Path, target: Any, stored: Any, saved: Callable[[], dict[Path, Any]]) -> Ask:
         request = self._request
         of_jax = isinstance(stored, StoredLeaf) and stored.spec.kind == "jax"
         ask = AS_STORED if self._form is None else ask_of(target)
@@ -91,7 +92,7 @@ class Target:
             ask = replace(AS_STORED, sharding=ask.sharding) if placed else AS_STORED
         ask = with_args(replace(ask, strict=request.strict), self._args.get(path))
         if of_jax and ask.form in ("stored", "jax"):
-            sharding = ask.sharding if ask.sharding is not None else with_devices(saved)
+            sharding = ask.sharding if ask.sharding is not None else with_devices(saved().get(path))
             sharding = request.fallback_sharding if sharding is None else sharding
             ask = replace(ask, form="jax" if sharding is not None else ask.form, sharding=sharding)
         return ask

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import Any, final
 
 import jax
@@ -15,6 +15,7 @@ import pccheck
 from pccheck import links
 from pccheck.errors import DeadlineError
 from pccheck.leaves import StoredLeaf
+from pccheck_orbax import earlier
 from pccheck_orbax.args import Restore
 from pccheck_orbax.engine import Engine
 from pccheck_orbax.handler import Handler as OlderHandler
@@ -55,14 +56,23 @@ class TreeHandler(ABC):
         except BaseException:
             staged.drop()
             raise
-        return _commit(directory, place.folder, save, staged)
+        commit = _Commit(directory, place.folder, save, staged)
+        self.engine.watch(commit, staged, moved=False)
+        return commit
 
     async def load(self, directory: ocp.path.Path, abstract_checkpointable: Any = None) -> Awaitable[Any]:
-        """Give what loads the tree, with the structure, dtypes and shardings of the abstract one if there is one."""
+        """Give what loads the tree, with the structure, dtypes and shardings of the abstract one if there is one.
+
+        What Orbax's own handler saved is loaded by that.
+        """
+        if earlier.is_of_orbax(os.fspath(directory)):
+            return await ocp.handlers.PyTreeHandler().load(directory, abstract_checkpointable)  # type: ignore[no-any-return]
         return asyncio.to_thread(load, os.fspath(directory), Restore(abstract_checkpointable))
 
     async def metadata(self, directory: ocp.path.Path) -> Any:
         """Give the tree with `jax.ShapeDtypeStruct` for arrays, and numbers and small text as they are."""
+        if earlier.is_of_orbax(os.fspath(directory)):
+            return await ocp.handlers.PyTreeHandler().metadata(directory)
         process = jax.process_index()
         outline = links.outline(os.fspath(directory), rank=process)
         return plain(outline.trees[process % outline.world], _abstract)
@@ -138,17 +148,27 @@ def _abstract(path: Path, value: Any) -> Any:
     return abstract(value.spec.shape, dtype_of(value))
 
 
-async def _commit(directory: Any, folder: str, save: pccheck.Save, staged: Staged) -> None:
-    try:
-        await directory.await_creation()
-        await asyncio.wrap_future(save.durable)
-        await asyncio.to_thread(staged.move, folder)
-    except BaseException:
-        staged.drop()
-        raise
-    if ocp.multihost.is_primary_host(0):
-        await _files_of_all(folder)
-        await asyncio.to_thread(finish, folder, jax.process_count())
+@final
+class _Commit:
+    """What Orbax awaits in the background; no coroutine, since it awaits nothing where its folders cannot be made."""
+
+    def __init__(self, directory: Any, folder: str, save: pccheck.Save, staged: Staged) -> None:
+        self._directory, self._folder, self._save, self._staged = directory, folder, save, staged
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._run().__await__()
+
+    async def _run(self) -> None:
+        try:
+            await self._directory.await_creation()
+            await asyncio.wrap_future(self._save.durable)
+            await asyncio.to_thread(self._staged.move, self._folder)
+        except BaseException:
+            self._staged.drop()
+            raise
+        if ocp.multihost.is_primary_host(0):
+            await _files_of_all(self._folder)
+            await asyncio.to_thread(finish, self._folder, jax.process_count())
 
 
 async def _files_of_all(folder: str) -> None:

@@ -141,7 +141,7 @@ def _of_key(ask: Ask, target: Any, stored: StoredLeaf) -> Wanted:
     axes = len(jax.eval_shape(jax.random.key_data, key).shape)
     sharding = ask.sharding
     if ask.shape is not None and isinstance(sharding, NamedSharding):  # of the numbers, which have more axes
-        over = jax.sharding.PartitionSpec(*sharding.spec[: len(spec.shape) - axes])
+        over = jax.sharding.PartitionSpec(*sharding.spec[: len(spec.shape) - axes])  # type: ignore[no-untyped-call]
         sharding = NamedSharding(sharding.mesh, over, memory_kind=sharding.memory_kind)
     return Wanted(abstract(spec.shape[: len(spec.shape) - axes], key.dtype, sharding))
 

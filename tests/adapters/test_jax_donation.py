@@ -177,6 +177,24 @@ def test_a_deleted_leaf_is_named(tmp_path, native, dtype):
         assert ck.restore().step == 1
 
 
+def test_changes_of_what_is_held_and_of_what_is_copied_are_both_seen(tmp_path, native):
+    base = {
+        "w": ramp(8, 8), "half": ramp(8, 8, dtype=jnp.bfloat16), "key": jax.random.key(1),
+        "nibbles": jnp.full(5, 3, "int4"),
+    }  # fmt: skip
+    changes = [
+        {"key": jax.random.key(2)}, {"key": jax.random.key(2, impl="rbg")}, {"nibbles": jnp.full(5, 2, "int4")},
+        {"nibbles": jnp.full(5, 1, "int2")}, {"half": ramp(8, 8) + 1}, {"w": ramp(8, 8, dtype=jnp.bfloat16)},
+        {"w": ramp(64)}, {"w": ramp(8, 8) + 2},
+    ]  # fmt: skip
+    with pccheck.Checkpointer(tmp_path, keep=len(changes) + 1) as ck:
+        for step, change in enumerate([{}, *changes]):
+            base = {**base, **change}
+            ck.save(step, base).durable.result(60)
+            restored = ck.restore(step, branch=False).state
+            assert {k: bits(v) for k, v in restored.items()} == {k: bits(v) for k, v in base.items()}
+
+
 def test_a_save_leaves_no_work_for_the_garbage_collector(native):
     """Objects that it looks after, of each leaf, set off collections of the whole program's objects."""
     leaves = {str(n): jnp.full((4,), n, jnp.bfloat16 if n % 2 else jnp.float32) for n in range(2000)}

@@ -79,6 +79,26 @@ def test_named_steps(tmp_path):
         assert (view["w"] == 7).all()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_stock_orbax_began_goes_on(tmp_path):
+    tree = {"w": jnp.arange(4.0), "n": 3}
+    with ocp.CheckpointManager(tmp_path) as theirs:
+        theirs.save(1, args=ocp.args.StandardSave(tree))
+    like = {"w": jnp.zeros(4, jnp.bfloat16), "n": 0}
+    for make in (ocp.CheckpointManager, pccheck_orbax.CheckpointManager):
+        with make(tmp_path, handler_registry=pccheck_orbax.registry()) as ours:
+            assert ours.item_metadata(1)["w"].shape == (4,)
+            assert ours.restore(1)["n"] == 3
+            assert ours.restore(1, args=Restore(like))["w"].dtype == jnp.bfloat16
+            assert ours.restore(1, args=Restore({"n": 0}, partial=True)) == {"n": 3}
+            assert ours.restore(1, args=ocp.args.PyTreeRestore())["n"] == 3
+            step = ours.latest_step() + 1
+            ours.save(step, args=ocp.args.StandardSave(ours.restore(1, args=ocp.args.StandardRestore(tree))))
+            ours.wait_until_finished()
+            assert (ours.restore(step)["w"] == tree["w"]).all()
+    assert held(tmp_path) == 2
+
+
 # -- deletions, copies, readers --------------------------------------------------------------------------------------
 
 
