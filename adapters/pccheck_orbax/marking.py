@@ -6,6 +6,7 @@ import json
 import os
 
 from pccheck import links
+from pccheck_orbax.staging import sync_names
 
 # Orbax's newer interface takes a folder for a tree of arrays where this file is, and refuses it where it is not.
 MARK = "_METADATA"
@@ -16,14 +17,15 @@ _TEXT = {
 
 
 def finish(folder: str, world: int) -> None:
-    """Write the mark and the list of the files of all processes, both durable.
+    """Write the list of the files of all processes, and the mark, both durable.
 
-    Raises what `pccheck.links.finish` raises where a file is missing or of another save.
+    Raises what `pccheck.links.finish` raises where a file is missing or of another save; then nothing is written.
     """
+    links.finish(folder, world)
     descriptor = os.open(os.path.join(folder, MARK), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
     try:
         os.write(descriptor, json.dumps(_TEXT, indent=1).encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    links.finish(folder, world)  # the last: it syncs the folder's names, too
+    sync_names(folder)

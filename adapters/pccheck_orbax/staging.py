@@ -66,7 +66,7 @@ class Staged:
             os.rename(self.path, target)
             found = os.stat(target)
             self._moved, self._state = (target, found.st_dev, found.st_ino), "moved"
-        _sync(folder)
+        sync_names(folder)
         _remove_folder(self._folder)
 
     def drop(self) -> None:
@@ -119,7 +119,8 @@ def _await(folder: str, timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _sync(folder: str) -> None:
+def sync_names(folder: str) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
