@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, final
 
@@ -27,10 +28,13 @@ class Commit:
 
     def __init__(self, save: pccheck.Save, staged: Staged, folder: str) -> None:
         self._save, self._staged, self._folder = save, staged, folder
+        self._awaited = False
         self._told: _Told | None = _Told() if jax.process_index() > 0 else None
 
     def result(self, timeout: float | None = None) -> None:
         """Wait for at most `timeout` seconds; raises TimeoutError, or why the save failed."""
+        self._awaited = True
+        self._staged.look(self._folder)
         end = None if timeout is None else time.monotonic() + timeout
         try:
             self._save.durable.result(timeout)
@@ -42,6 +46,10 @@ class Commit:
         if self._told is not None:
             self._told.wait(_left(end))
         self._staged.move(self._folder, _left(end))
+
+    def is_forsaken(self) -> bool:
+        """Tell whether Orbax never came for a save that has ended, and its folder is not there."""
+        return not self._awaited and self._save.durable.done() and not os.path.isdir(self._folder)
 
     def cancel(self) -> bool:
         """Call the save off unless its file was moved; tell whether it was under way."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
 import orbax.checkpoint as ocp
 
-from pccheck_orbax.durable import TEMPORARY, WHOLE
+from pccheck_orbax.durable import TEMPORARY, WHOLE, is_live
 from pccheck_orbax.lanes import Lane, renames
 from pccheck_orbax.trash import TRASH, Trash
 
@@ -38,8 +38,29 @@ class Deleter:
         if local and primary and not options.read_only and root.is_dir():
             threads = options.num_deletion_threads or 1
             self._trash = Trash(root, threads=threads, pending=pending, timeout_s=self._timeout_s)
-            cleans = options.cleanup_tmp_directories and self._ours
-            self._trash.sweep(root, lambda name: cleans and TEMPORARY in name)
+        self._cleans = bool(options.cleanup_tmp_directories)
+
+    def sweep(self, in_flight: set[str]) -> None:
+        """Remove what crashes have left; call it once this process is the one that writes, not where it only looks.
+
+        A manager that was opened to look at a running job took the folders of its saves in flight for left ones, and
+        both their saves and the job waited for these. `in_flight`: names of steps that stay.
+        """
+        if self._trash is None:
+            return
+
+        def stale(name: str) -> bool:
+            step, temporary, _ = name.partition(TEMPORARY)
+            return bool(self._cleans and temporary) and step not in in_flight and not is_live(self._root / step)
+
+        self._trash.sweep(self._root, stale)
+
+    def clean(self, opening: Callable[[], None]) -> None:
+        """Remove what crashes have left where a class of the user's names it, by `opening` a manager that does."""
+        if self._cleans:
+            opening()
+        if self._trash is not None:
+            self._trash.sweep(self._root, lambda _: False)
 
     def delete(self, step: int, lanes: Sequence[Lane]) -> None:
         """Delete a step; return when its name is gone. Raises what it failed with."""
@@ -56,8 +77,13 @@ class Deleter:
             if deleted == step:
                 self._end(deleted, deletion)
 
-    def discard(self, step: int) -> None:
-        """Have the temporary folder of a failed save removed: it may hold names of slots, which are then not free."""
+    def discard(self, step: int, *, published: bool = False) -> None:
+        """Have the temporary folder of a failed save removed: it may hold names of slots, which are then not free.
+
+        `published`: the step, too, if it got its name.
+        """
+        if self._trash is not None and published:
+            self._trash.take(self._root / self._names.build_name(step))
         if self._trash is not None and self._ours:
             name = self._names.build_name(step) + TEMPORARY
             self._trash.take(self._root / name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
+import weakref
 from pathlib import Path
 from typing import Any, final
 
@@ -34,6 +36,9 @@ class DurableRename(ocp.path.atomicity_types.TemporaryPath):
         target = final_path if self._plain else temporary.parent / (temporary.name + WHOLE)
         self._whole = target
         self._inner = ocp.path.atomicity.AtomicRenameTemporaryPath(temporary, target, **options)
+        if not self._plain:
+            with _LOCK:
+                _LIVE.add(self)
 
     @classmethod
     async def validate(cls, temporary_path: Any) -> None:
@@ -71,15 +76,36 @@ class DurableRename(ocp.path.atomicity_types.TemporaryPath):
         return await self._inner.create()
 
     async def finalize(self) -> None:
-        """Commit: fill in, sync all, rename, sync the name. OSError where a sync fails: then there was no rename."""
+        """Commit: fill in, sync all, rename, sync the name.
+
+        OSError where a sync fails, RuntimeError where an item is not whole: then there was no rename.
+        """
+        if not self._plain:
+            await asyncio.to_thread(self._check)
         await self._inner.finalize()
         if not self._plain:
             await asyncio.to_thread(self._publish)
+
+    def _check(self) -> None:
+        # A save that was cut off while another took its place was committed with its items' temporary names.
+        names = sorted(name for name in os.listdir(str(self._inner.get())) if TEMPORARY in name)
+        if names:
+            raise RuntimeError(f"{self._final} is not committed: of its items {names} are not whole; save it again")
 
     def _publish(self) -> None:
         sync_tree(Path(str(self._whole)))
         os.rename(str(self._whole), str(self._final))
         sync_names(Path(str(self._final)).parent)
+
+
+def is_live(final_path: Path) -> bool:
+    """Tell whether a save of this process, of whichever manager, is under way that is to become `final_path`."""
+    with _LOCK:
+        return any(str(each.get_final()) == str(final_path) for each in _LIVE)
+
+
+_LIVE: weakref.WeakSet[DurableRename] = weakref.WeakSet()  # Orbax holds them as long as the save is under way
+_LOCK = threading.Lock()
 
 
 def sync_tree(folder: Path) -> None:

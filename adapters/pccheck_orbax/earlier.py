@@ -10,14 +10,15 @@ from etils import epath
 
 from pccheck import links
 from pccheck_orbax.layout import LISTING
+from pccheck_orbax.marking import MARK, is_ours
 
 
 def is_of_orbax(folder: str) -> bool:
     """Tell whether an item's folder holds a tree that Orbax's own handlers saved."""
     ours = (LISTING, links.rank_name(0))
-    return os.path.lexists(os.path.join(folder, "_METADATA")) and not any(
-        os.path.lexists(os.path.join(folder, name)) for name in ours
-    )
+    if not os.path.isfile(os.path.join(folder, MARK)) or any(os.path.lexists(os.path.join(folder, n)) for n in ours):
+        return False
+    return not is_ours(folder)  # of ours both files may be lost: then the error is to say so
 
 
 def restore(folder: str, args: Any) -> Any:

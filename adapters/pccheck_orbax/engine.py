@@ -24,11 +24,12 @@ _FIXED = ("keep", "keep_every", "coordinator")
 
 @dataclass(frozen=True)
 class _Watched:
-    """What Orbax was given of a save; while Orbax holds that, it has not given up the step."""
+    """What Orbax was given of a save; while Orbax holds that, it has not given up the step, or its error is held."""
 
     future: weakref.ref[Any]
     staged: Staged
     moved: bool
+    by: tuple[int, str, str] | None  # handler, root and item
 
 
 @final
@@ -86,36 +87,49 @@ class Engine:
         checkpointer = self.open(root, item)
         return checkpointer.save(step, state, metadata=metadata, link=link, report=False)
 
-    def stage(self, root: str, item: str) -> Staged:
+    def stage(self, root: str, item: str, handler: object = None) -> Staged:
         """Give a place for the file of one save of an item.
 
         What Orbax gave up meanwhile is removed: a step of which another item failed, or whose folder could not be made,
         is never spoken of again by Orbax, and its file would take its place on the disk until the next start.
+
+        Args:
+            root: the folder that holds the steps.
+            item: the item's name.
+            handler: who saves; Orbax is done with its last save of this item when it starts another. So what Orbax did
+                not come for is removed even where an error that somebody holds still holds the save's future.
         """
-        self._sweep()
+        self._sweep(None if handler is None else (id(handler), root, item))
         self.open(root, item)  # first: opening clears away what was staged before
         return Staged(root, item, jax.process_index())
 
-    def watch(self, future: object, staged: Staged, *, moved: bool) -> None:
-        """Remove a staged file once nobody holds its future.
+    def watch(self, future: object, staged: Staged, *, moved: bool, by: tuple[object, str, str] | None = None) -> None:
+        """Remove a staged file once nobody holds its future, and if it was not moved when this engine is closed.
 
         Args:
             future: what Orbax was given for it.
             staged: the file's place.
             moved: also where it was moved to, unless that folder was renamed by then: Orbax holds the future until it
                 has renamed it, or gave up.
+            by: handler, root and item, of a `Commit`.
         """
+        whose = None if by is None else (id(by[0]), by[1], by[2])
         with self._lock:
-            self._watched.append(_Watched(weakref.ref(future), staged, moved))
+            self._watched.append(_Watched(weakref.ref(future), staged, moved, whose))
 
-    def _sweep(self) -> None:
+    def _sweep(self, by: tuple[int, str, str] | None = None) -> None:
         with self._lock:
-            over = [each for each in self._watched if each.future() is None]
-            self._watched = [each for each in self._watched if each not in over]
-        for each in over:
-            each.staged.drop()
-            if each.moved:
-                each.staged.drop_moved()
+            watched, self._watched = self._watched, []
+            for each in watched:
+                future = each.future()
+                if future is not None and not (by is not None and each.by == by and future.is_forsaken()):
+                    self._watched.append(each)
+        left = set(map(id, self._watched))
+        for each in watched:
+            if id(each) not in left:
+                each.staged.drop()
+                if each.moved:
+                    each.staged.drop_moved()
 
     def open(self, root: str, item: str) -> pccheck.Checkpointer:
         """Give the Checkpointer of an item, opened if it was not.
@@ -143,7 +157,10 @@ class Engine:
         return checkpointer
 
     def close(self) -> None:
-        """Wait for what is under way and close the stores that nobody else in this process uses. Idempotent."""
+        """Wait for what is under way and close the stores that nobody else in this process uses. Idempotent.
+
+        Files that Orbax never came for are removed: an error that somebody holds may hold their futures for ever.
+        """
         self._sweep()
         with self._lock:
             used, self._used = sorted(self._used), set()
@@ -153,6 +170,10 @@ class Engine:
                 OPEN.give_back(folder, self)
             except Exception as error:  # the others are closed first
                 first = first or error
+        with self._lock:
+            watched, self._watched = self._watched, []
+        for each in watched:
+            each.staged.drop()
         if first is not None:
             raise first
 

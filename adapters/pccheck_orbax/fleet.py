@@ -17,8 +17,9 @@ from etils import epath
 from pccheck_orbax import policies
 from pccheck_orbax.deleting import Deleter
 from pccheck_orbax.durable import sync_names, sync_tree
-from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames
+from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames, steady
 from pccheck_orbax.policies import BEGINNING, StepInfo
+from pccheck_orbax.waiting import meet
 
 _POLL_S = 0.002
 
@@ -42,7 +43,6 @@ class Fleet:
         processes = multi.active_processes or set(range(jax.process_count()))
         self._processes: set[int] | None = set(processes) if len(processes) > 1 else None
         self._primary = ocp.multihost.is_primary_host(multi.primary_host)
-        self._prefix = multi.barrier_sync_key_prefix or ""
         self._turn = 0
         self._names = options.step_name_format or ocp.path.step.standard_name_format(
             step_prefix=options.step_prefix,
@@ -54,6 +54,7 @@ class Fleet:
         self._root = Path(root)
         if options.create and self._primary:
             self._create(root, options.file_options)
+        self._ours, self._swept = renames(options, local=self._local), bool(options.read_only)
         self._deleter = Deleter(
             self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight
         )
@@ -63,7 +64,6 @@ class Fleet:
         self.lanes = [self._open(directory, str(i), metadata if i == 0 else None) for i in range(count)]
         self.directory = self.lanes[0].manager.directory
         self._reader: Lane | None = None
-        self._saving: dict[int, StepInfo] = {}
         self._durable = {info.step: info for info in self._on_disk({})}
         self._failures: list[tuple[int, BaseException]] = []
         self._refused: set[int] = set()
@@ -72,6 +72,10 @@ class Fleet:
         return f"lanes {self.lanes}"
 
     # -- the book ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _saving(self) -> dict[int, StepInfo]:
+        return {info.step: info for lane in self.lanes if (info := lane.info) is not None}
 
     def infos(self) -> list[StepInfo]:
         """Give what is durable or in flight, in the order of steps."""
@@ -139,19 +143,30 @@ class Fleet:
     def start(self, lane: Lane, info: StepInfo, save: dict[str, Any]) -> None:
         """Start a save on the lane that was taken; whatever it raises, with the step in its notes."""
         self._deleter.settle(info.step)
+        if not (self._swept or self._ours):
+            self._deleter.clean(self._open_cleaning)  # before: only the user's class tells what is in flight
+            self._swept = True
         try:
-            lane.start(info.step, metrics=info.metrics, **save)
-        except Exception as error:
-            error.add_note(f"the checkpoint of step {info.step} was not saved")
-            self._refused.add(info.step)
-            if self._primary:
-                self._deleter.await_folders(info.step)
+            lane.start(info, save)
+        except BaseException as error:
+            if lane.refusal is not None:
+                self._refuse(lane, info.step, error)
             raise
-        self._saving[info.step] = info
         if self._processes is None:
-            self._turn += 1  # a lane that refused is tried again: the first one also cleans up
+            self._turn += 1  # a lane that refused is tried again
+        if not self._swept:  # after: the save has its store's lock, so that no other process writes here
+            self._deleter.sweep({self._names.build_name(step) for step in self.in_flight_steps()})
+            self._swept = True
         if not self._options.enable_async_checkpointing:
             self._finish(lane)
+
+    def _refuse(self, lane: Lane, step: int, error: BaseException) -> None:
+        error.add_note(f"the checkpoint of step {step} was not saved")
+        self._refused.add(step)
+        if self._primary:
+            self._deleter.await_folders(step)
+        lane.settle_files()
+        lane.release()
 
     def finish_all(self) -> None:
         """Wait for all saves in flight, oldest step first."""
@@ -175,10 +190,13 @@ class Fleet:
         return next((lane for lane in lanes if lane.step is None), None)
 
     def _finish(self, lane: Lane) -> None:
-        step = lane.step
-        assert step is not None
-        error = lane.finish()
-        info = self._saving.pop(step)
+        # An interrupt may strike between any two lines: the lane is released last, and all before may be done again.
+        info: Any = lane.info
+        error, step = lane.finish(), info.step
+        if not lane.taken and self._processes is None:  # interrupted while the copy was made: save() has told that
+            self._deleter.discard(step, published=True)
+            lane.release()
+            return
         if error is None:
             try:
                 self._sync(step)
@@ -186,10 +204,12 @@ class Fleet:
                 error = failed
         if error is None:
             self._durable[step] = info
-            return
-        error.add_note(f"the checkpoint of step {step} was not saved")
-        self._failures.append((step, error))
-        self._deleter.discard(step)
+        elif all(failed != step for failed, _ in self._failures):
+            error.add_note(f"the checkpoint of step {step} was not saved")
+            self._failures.append((step, error))
+        if error is not None:
+            self._deleter.discard(step)
+        lane.release()
 
     def _sync(self, step: int) -> None:
         """See that a commit is there, and make it durable where it was not ours to rename; OSError if not."""
@@ -219,7 +239,9 @@ class Fleet:
         if not idle:
             self._reader = self._reader or self._open(self.directory, "reader", None)
             return self._reader
-        return next((lane for lane in idle if lane.has_saved), idle[0])
+        lane = next((lane for lane in idle if lane.has_saved), idle[0])
+        lane.settle_files()  # its manager may keep the error of a save that was refused: not of the step to restore
+        return lane
 
     def _on_disk(self, known: dict[int, StepInfo]) -> Sequence[StepInfo]:
         if self._local and not self._root.is_dir():
@@ -233,8 +255,11 @@ class Fleet:
             metrics = self.lanes[0].manager.metrics(found.step) if policies.keeps_metrics(self._options) else None
             return StepInfo(found.step, found.commit_timestamp, metrics)
 
-        with ThreadPoolExecutor(8, thread_name_prefix="pccheck-steps") as threads:
+        def look() -> list[StepInfo]:
             return sorted(threads.map(info, self._names.find_all(self.directory)), key=lambda info: info.step)
+
+        with ThreadPoolExecutor(8, thread_name_prefix="pccheck-steps") as threads:
+            return list(steady(look))
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
@@ -246,9 +271,9 @@ class Fleet:
             mine = np.array([info.step in gone for info in infos])
             agreed = ocp.multihost.broadcast_one_to_all(mine, is_source=self._primary)
             gone = [info.step for info, drop in zip(infos, np.asarray(agreed), strict=True) if drop]
+        self._deleter.drop(gone, self.lanes)  # first: what an interrupt keeps from it stays in the book
         for step in gone:
-            del self._durable[step]
-        self._deleter.drop(gone, self.lanes)
+            self._durable.pop(step, None)
 
     def delete(self, step: int) -> None:
         """Rename a durable step away, and have it removed. FileNotFoundError where there is none."""
@@ -283,22 +308,13 @@ class Fleet:
             sync_names(path.parent)
 
     def _open(self, directory: Any, name: str, metadata: Any) -> Lane:
-        o, local = self._options, self._local
-        cleans = o.cleanup_tmp_directories and name == "0" and not renames(o, local=local)
-        options = lane_options(o, name, processes=self._processes, local=local, cleans=cleans)
+        options = lane_options(self._options, name, processes=self._processes, local=self._local, cleans=False)
         return open_lane(directory, options, metadata=metadata, logger=self._logger, handlers=self._handlers)
 
+    def _open_cleaning(self) -> None:
+        """Have a stock manager remove temporary folders as it does when it is opened; with Orbax's handlers."""
+        options = lane_options(self._options, "clean", processes=self._processes, local=self._local, cleans=True)
+        open_lane(self.directory, options, metadata=None, logger=None, handlers=dict).close()
+
     def _meet(self, what: str) -> None:
-        """Wait for the other processes, at most `AsyncOptions.timeout_secs`."""
-        if self._processes is None:
-            return
-        wait = self._options.async_options or ocp.AsyncOptions()
-        barrier = wait.barrier_sync_fn or ocp.multihost.get_barrier_sync_fn(processes=self._processes)
-        key = f"{self._prefix}pccheck_{what}_{self._turn}"
-        try:
-            barrier(key=key, timeout_ms=int(wait.timeout_secs * 1000))
-        except jax.errors.JaxRuntimeError as error:
-            raise TimeoutError(
-                f"not all of the processes {sorted(self._processes)} came to {what} in {self._root} within"
-                f" {wait.timeout_secs} s (AsyncOptions.timeout_secs): one is gone, or is somewhere else in its program"
-            ) from error
+        meet(self._options, self._processes, what, self._turn, self._root)

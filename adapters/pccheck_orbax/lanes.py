@@ -1,20 +1,25 @@
-"""Lanes: stock managers on one root, each with at most one save in flight (imports orbax; durable, trash, policies)."""
+"""Lanes: stock managers on one root, each with at most one save in flight (imports orbax; and what is below)."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, final
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as cms
 
 from pccheck_orbax.durable import DurableRename
-from pccheck_orbax.policies import keeps_metrics
+from pccheck_orbax.policies import StepInfo, keeps_metrics
 from pccheck_orbax.trash import TRASH
+from pccheck_orbax.waiting import Call
 
 _POLL_S = 0.002
+_LOOKS = 20
+_ERRORS = 8  # a stock manager keeps one of its thread and one for each file of metadata, of which there are few
 
 
 @final
@@ -24,39 +29,99 @@ class Lane:
     A stock manager runs one save at a time, and so do its checkpointer and its composite handler, whose state is that
     of one save; several of them on one root do not disturb each other: each has its own barrier keys, and they are told
     to keep all steps, to skip no save, and to delete nothing by themselves. `options` must be this lane's own.
+
+    A lane is in flight from before its manager is called until `release()`. The manager's `save` runs on the lane's
+    thread, so that no KeyboardInterrupt strikes within it.
     """
 
     def __init__(self, manager: ocp.CheckpointManager, options: ocp.CheckpointManagerOptions) -> None:
         self.manager = manager
-        self.step: int | None = None
+        self.info: StepInfo | None = None
         self.has_saved = False
         self._options, self._best_fn = options, options.best_fn
-        self._failed = self._interrupted = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="pccheck-lane")
+        self._call = Call(_nothing)
+        self._call.run()
+        self._failed = self._interrupted = self._taken = False
+        self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
-        return "Lane(idle)" if self.step is None else f"Lane(saving step {self.step})"
+        return "Lane(idle)" if self.info is None else f"Lane(saving step {self.info.step})"
+
+    @property
+    def step(self) -> int | None:
+        """The step in flight."""
+        info = self.info
+        return None if info is None else info.step
 
     @property
     def running(self) -> bool:
         """Whether a save has been started that has not ended."""
-        return self.step is not None and bool(self.manager.is_saving_in_progress())
+        if self.info is None:
+            return False
+        return self._call.running or (self._call.error is None and bool(self.manager.is_saving_in_progress()))
 
-    def start(self, step: int, *, metrics: Any, **save: Any) -> None:
-        """Start to save `step` with what `save` of a stock manager takes; whatever that raises."""
+    @property
+    def refusal(self) -> BaseException | None:
+        """What the manager's `save` has raised for the step in flight: then there is nothing to wait for."""
+        return None if self.info is None else self._call.error
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody has waited until the copy of the state was taken, so that it is of one moment."""
+        return self._taken
+
+    def start(self, info: StepInfo, save: dict[str, Any]) -> None:
+        """Start to save with what `save` of a stock manager takes; whatever that raises, which is `refusal` then.
+
+        An interrupt is raised when the copy of the state is taken, and the save goes on; a second one at once.
+        """
+        self._failure, self._taken = None, False
+        self._call = call = Call(partial(self._save, info, save))
+        self.info = info
+        try:
+            self._thread.submit(call.run)
+            call.wait()
+        except BaseException:
+            if call.withdraw():
+                self.info = None
+                raise
+            call.wait()
+            self._taken = True
+            raise
+        self._taken = True
+        if call.error is not None:
+            raise call.error
+
+    def _save(self, info: StepInfo, save: dict[str, Any]) -> None:
         if self._failed:
             self._forget_failure()
-        if step in self.manager.all_steps():  # deleted meanwhile, by another lane or by hand: the disk decides
+        if info.step in self.manager.all_steps():  # deleted meanwhile, by another lane or by hand: the disk decides
             self.manager.reload()
         # Orbax writes metrics where a best_fn is set, and warns there where none are given.
-        self._options.best_fn = self._best_fn if metrics is not None else None
+        self._options.best_fn = self._best_fn if info.metrics is not None else None
         try:
-            self.manager.save(step, metrics=metrics, force=True, **save)
+            self.manager.save(info.step, metrics=info.metrics, force=True, **save)
+        except BaseException:
+            self._failed = True
+            self.settle_files()
+            raise
         finally:
             self._options.best_fn = self._best_fn
-        self.step, self.has_saved = step, True
+        self.has_saved = True
 
     def finish(self) -> BaseException | None:
-        """Wait for the save in flight, and give what it failed with; a KeyboardInterrupt only interrupts the wait."""
+        """Wait for the save in flight, and give what it failed with, also when asked again.
+
+        A KeyboardInterrupt only interrupts the wait.
+        """
+        if self._failure is not None:
+            return self._failure
+        if self._call.withdraw():
+            return None  # interrupted before it began: it was told by that, and `taken` says no
+        self._call.wait()
+        if self._call.error is not None:
+            return self._call.error
         try:
             # CPython 3.11 takes a thread whose join() was interrupted for ended: Orbax then waits for nothing more.
             while self._interrupted and self.running:
@@ -66,18 +131,27 @@ class Lane:
             self._interrupted = True
             raise
         except BaseException as error:  # a save's thread may end with CancelledError or SystemExit
-            self._failed, self._interrupted, self.step = True, False, None
-            self._settle_files()
+            self._failure, self._failed, self._interrupted = error, True, False
+            self.settle_files()
             return error
-        self._interrupted, self.step = False, None
+        self._interrupted = False
         return None
 
-    def _settle_files(self) -> None:
-        # Orbax writes a step's first metadata in the background: into a folder that is about to be removed.
-        try:
-            self.manager.check_for_errors()
-        except Exception:
-            pass
+    def release(self) -> None:
+        """Be idle: what came of the step in flight is in the books."""
+        self.info = None
+
+    def settle_files(self) -> None:
+        """Wait for the small files of a failed save, and forget what an idle lane's manager would raise of it."""
+        # Orbax writes a step's first metadata in the background: into a folder that is about to be removed. What it
+        # keeps of that, or of a thread that failed, would be raised by the next restore, of another step. It tells
+        # one error at a time.
+        for _ in range(_ERRORS):
+            try:
+                self.manager.check_for_errors()
+                return
+            except Exception:
+                pass
 
     def knows(self, step: int) -> bool:
         """Tell whether the manager lists `step`."""
@@ -85,6 +159,8 @@ class Lane:
 
     def close(self) -> None:
         """Close the manager; an error of a save that was reported stays reported."""
+        self._call.wait()
+        self._thread.shutdown()
         if self._failed:
             self._forget_failure()
         self.manager.close()
@@ -96,6 +172,7 @@ class Lane:
             self.manager.wait_until_finished()
         except Exception:
             pass
+        self.settle_files()
 
 
 def lane_options(
@@ -155,12 +232,30 @@ def open_lane(
     handlers: Callable[[], dict[str, Any]],
 ) -> Lane:
     """Open one stock manager; `handlers` makes its `handler_registry=` (or Orbax's older arguments), anew per lane."""
-    manager = ocp.CheckpointManager(directory, options=options, metadata=metadata, logger=logger, **handlers())
-    return Lane(manager, options)
+    given = handlers()
+
+    def make() -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(directory, options=options, metadata=metadata, logger=logger, **given)
+
+    return Lane(steady(make), options)
+
+
+def steady(look: Callable[[], Any]) -> Any:
+    """Give what `look` finds in the root; again where a step vanished as it looked, as a job's that keeps few does."""
+    for _ in range(_LOOKS):
+        try:
+            return look()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+    return look()
 
 
 def _kept_only(metrics: Any) -> float:
     return 0.0  # never compared: a lane keeps all steps
+
+
+def _nothing() -> None:
+    """Before the first save."""
 
 
 _COMMIT_FILE = ocp.options.AtomicityMode.COMMIT_FILE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -77,19 +78,33 @@ def place_of(directory: os.PathLike[str] | str) -> Place:
 def unfinished(root: str, item: str) -> Iterator[str]:
     """Give the folders under a root in which a save of this item may have been left by a crash.
 
-    Those are what Orbax had not renamed yet, and item folders that no process finished.
+    Those are what Orbax had not renamed yet. Where it commits by a file instead (AtomicityMode.COMMIT_FILE), those are
+    folders that its own record says were begun and not committed. A folder that merely lacks `pccheck.json` may be a
+    committed step that was damaged, or a copy of one that somebody is making: it is let be.
     """
     for entry in _folders(root):
         if TMP in entry.name:
             yield entry.path
             continue
         of_item = os.path.join(entry.path, item)
-        is_item = entry.name not in (STORES, STAGED) and os.path.isdir(of_item)
-        if is_item and not os.path.lexists(os.path.join(of_item, LISTING)):
+        if os.path.isdir(of_item) and _is_uncommitted(entry.path):
             yield of_item
 
 
+def _is_uncommitted(step_folder: str) -> bool:
+    if os.path.lexists(os.path.join(step_folder, _COMMITTED)):
+        return False
+    try:
+        with open(os.path.join(step_folder, _RECORD), "rb") as file:
+            told = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return False
+    began = isinstance(told, dict) and isinstance(told.get("init_timestamp_nsecs"), int)
+    return began and "commit_timestamp_nsecs" in told and told["commit_timestamp_nsecs"] is None
+
+
 LISTING = "pccheck.json"  # what `pccheck.links.finish` writes
+_RECORD, _COMMITTED = "_CHECKPOINT_METADATA", "commit_success.txt"  # what Orbax writes into a step's folder
 
 
 def _folders(root: str) -> list[os.DirEntry[str]]:

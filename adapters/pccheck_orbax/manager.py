@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Self, final
 
@@ -9,7 +10,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as cms
 from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
-from pccheck.errors import OptionError
+from pccheck.errors import ClosedError, OptionError
 from pccheck_orbax import policies
 from pccheck_orbax.fleet import Fleet
 from pccheck_orbax.policies import StepInfo
@@ -70,10 +71,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             checkpointers, options = None, checkpointers
         if not isinstance(in_flight, int) or not 1 <= in_flight <= 64:
             raise OptionError("in_flight", in_flight, "an integer from 1 to 64")
+        policies.check_engine(engine)
         self._options = options or ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
         policies.check(self._options, local="://" not in str(directory))
         self._save_policy = policies.save_policy(self._options)
         self._keep_policy = policies.keep_policy(self._options)
+        self._closed = False
         self._fleet = Fleet(
             directory,
             self._options,
@@ -184,23 +187,31 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Start to save a step; give whether one was started (False: the policy says no, or `step` is not the latest).
 
         Arguments as of `ocp.CheckpointManager.save`. Waits where `in_flight` saves are running, and as long as the
-        handler needs to take its copy.
+        handler needs to take its copy. A KeyboardInterrupt is raised when that is taken, and the save goes on; a second
+        one at once, and the step is dropped.
 
-        Errors: StepAlreadyExistsError where the step is there (with `force`; without, False); the error of an earlier
-        save, with that step in its notes: then this one is not started; whatever the handler raises.
+        Errors: ClosedError after `close()`; StepAlreadyExistsError where the step is there (with `force`; without,
+        False); the error of an earlier save, with that step in its notes: then this one is not started; whatever the
+        handler raises.
         """
+        if self._closed:
+            raise ClosedError(f"save({step}) on a closed CheckpointManager({self.directory}): open another one")
         if items is None and args is None:
             raise ValueError("save() was given nothing to save: pass args=, e.g. ocp.args.StandardSave(state)")
         step = int(step)  # a jax.Array of a step is taken by the stock manager, too
         if self._options.read_only or not (force or self.should_save(step)):
             return False
+        policies.check_metrics(self._options, step, metrics)
         lane = self._fleet.take()
         self._fleet.raise_failures()
         if step in self.all_steps():
             raise StepAlreadyExistsError(
                 f"step {step} is already in {self.directory}: delete it first, or save another"
             )
-        self._retain()
+        try:
+            self._retain()
+        except Exception as error:  # a policy that chokes on an older step must not stop the job's saves
+            logging.getLogger(__name__).warning("no step is deleted in %s: %r", self.directory, error)
         save = {"items": items, "save_kwargs": save_kwargs, "args": args, "custom_metadata": custom_metadata}
         self._fleet.start(lane, StepInfo.now(step, metrics), save)
         return True
@@ -213,9 +224,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def wait_until_finished(self) -> None:
         """Wait until no save is in flight and what is not kept is gone; then raise the errors not raised yet."""
         self._fleet.finish_all()
-        self._retain()
-        self._fleet.drain()
-        self._fleet.raise_failures()
+        try:
+            self._retain()
+        finally:
+            self._fleet.drain()
+            self._fleet.raise_failures()
 
     def check_for_errors(self) -> None:
         """Raise the errors of failed saves that were not raised yet; without waiting."""
@@ -256,6 +269,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         try:
             self.wait_until_finished()
         finally:
+            self._closed = True
             self._fleet.close()
 
     def __enter__(self) -> Self:

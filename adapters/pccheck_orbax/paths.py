@@ -1,4 +1,4 @@
-"""Trees by path, whatever their containers are: as Orbax compares them (may import pccheck, JAX).
+"""Trees by path, whatever their containers are: as Orbax compares them (may import pccheck, pccheck_jax, JAX).
 
 Orbax compares keys, not containers: a dict, a NamedTuple and a flax dataclass with the same names are the same tree to
 it, and so are a list and a tuple.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
+from pccheck_jax.trees import key_of
 
 from pccheck.errors import UsageError
 
@@ -27,7 +28,7 @@ def flat(tree: Any) -> tuple[dict[Path, Any], Any]:
     leaves, form = jax.tree_util.tree_flatten_with_path(tree)
     found: dict[Path, Any] = {}
     for keys, leaf in leaves:
-        path = tuple(map(_token, keys))
+        path = tuple([str(key_of(key)) for key in keys])
         if path in found:
             raise UsageError(f"the target has two leaves at {'/'.join(path)}: keys must differ as text")
         found[path] = leaf
@@ -66,14 +67,6 @@ def plain(tree: Any, leaf: Callable[[Path, Any], Any] = lambda path, value: valu
     if isinstance(tree, (list, tuple)):
         return type(tree)(plain(child, leaf, (*path, str(i))) for i, child in enumerate(tree))
     return leaf(path, tree)
-
-
-def _token(key: Any) -> str:
-    """Give the text of a key of a JAX path, whatever node it is of."""
-    for name in ("key", "name", "idx"):
-        if hasattr(key, name):
-            return str(getattr(key, name))
-    return str(key)
 
 
 def _children(node: Any) -> Iterator[tuple[str, Any]] | None:

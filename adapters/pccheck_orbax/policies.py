@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import difflib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as cms
 
+import pccheck
 from pccheck.errors import OptionError, UsageError
 
 # Every option that is honoured here. One that is not in the list (of a later Orbax) must stay at its default.
@@ -71,6 +73,34 @@ def check(options: ocp.CheckpointManagerOptions, *, local: bool) -> None:
         raise OptionError("todelete_subdir", options.todelete_subdir, "None on gs://, which has no folders to rename")
 
 
+def check_engine(given: dict[str, Any]) -> None:
+    """Raise OptionError for what is neither an argument of the manager nor an option of the engine."""
+    known = {field.name for field in dataclasses.fields(pccheck.Options)} | {"observer"}
+    for name in given:
+        if name not in known:
+            options = {field.name for field in dataclasses.fields(ocp.CheckpointManagerOptions)}
+            names = sorted(known | {"handler_registry", "item_names", "item_handlers"})
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            hint = "; it goes into options=ocp.CheckpointManagerOptions(...)" if name in options else hint
+            raise OptionError(name, given[name], f"left out: CheckpointManager has no such argument{hint}")
+
+
+def check_metrics(options: ocp.CheckpointManagerOptions, step: int, metrics: Any) -> None:
+    """Raise, with a note, what the function that ranks steps raises for these metrics: later, nothing could be kept."""
+    ranked = ranking(options)
+    if ranked is None or metrics is None:
+        return
+    try:
+        ranked[0](metrics)
+    except Exception as error:
+        error.add_note(
+            f"best_fn (or get_metric_fn of a BestN) raised this for the metrics of step {step}, {metrics!r}: "
+            "the step was not saved; pass the metrics that the function reads"
+        )
+        raise
+
+
 def save_policy(options: ocp.CheckpointManagerOptions) -> Any:
     """Give what decides when to save: the user's, or what a stock manager makes of these options."""
     if options.save_decision_policy is not None:
@@ -112,7 +142,11 @@ def dropped(policy: Any, infos: Sequence[StepInfo]) -> list[int]:
     """Give the steps of `infos` (in the order of steps) that `policy` does not keep."""
     if not infos:
         return []
-    kept = policy.should_preserve(infos, context=cms.PreservationContext())
+    try:
+        kept = policy.should_preserve(infos, context=cms.PreservationContext())
+    except Exception as error:
+        error.add_note(f"raised by what decides which of steps {[info.step for info in infos]} are kept: none is gone")
+        raise
     if len(kept) != len(infos):
         raise UsageError(f"{policy} gave {len(kept)} answers for {len(infos)} checkpoints: it must give one for each")
     return [info.step for info, keep in zip(infos, kept, strict=True) if not keep]

@@ -80,9 +80,9 @@ def state_of(args: Any) -> Any:
         dtype = getattr(how, "dtype", None)
         return leaf if dtype is None or not hasattr(leaf, "astype") else leaf.astype(dtype)
 
-    # None stands for "no SaveArgs", and would be an empty node otherwise.
+    # None stands for "no SaveArgs", and is an empty node to JAX; beside a None of the item stands None, or SaveArgs.
     hows = jax.tree.leaves(save_args, is_leaf=lambda node: node is None or isinstance(node, ocp.SaveArgs))
-    leaves, form = jax.tree.flatten(item)
+    leaves, form = jax.tree.flatten(item, is_leaf=lambda node: node is None)
     if len(hows) != len(leaves):
         raise UsageError(f"save_args has {len(hows)} leaves for an item of {len(leaves)}")
     return jax.tree.unflatten(form, [cast(leaf, how) for leaf, how in zip(leaves, hows, strict=True)])

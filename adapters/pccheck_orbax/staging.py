@@ -1,4 +1,4 @@
-"""Where a checkpoint's file lives until Orbax asks for it (may import pccheck).
+"""Where a checkpoint's file lives until Orbax asks for it (may import pccheck, Orbax).
 
 A save becomes durable whether or not Orbax manages to make the folder of its step: it is linked into a folder of ours,
 and moved when Orbax waits for it, which it does once its own folders are there. What it never asks for is removed. A
@@ -8,18 +8,23 @@ to say that there will be none.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 import time
 import uuid
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Literal, final
 
 from pccheck import links
 from pccheck.errors import DeadlineError
-from pccheck_orbax.layout import STAGED
+from pccheck_orbax.durable import sync_names
+from pccheck_orbax.layout import STAGED, TMP
 
 _POLL_S = 0.005
+_COPYING = ".pccheck_copying-"
 _FOLDER_S = 300.0  # what Orbax gives the making of folders
 
 
@@ -41,6 +46,7 @@ class Staged:
         self._lock = threading.Lock()
         self._state: Literal["staged", "moved", "dropped"] = "staged"
         self._moved: tuple[str, int, int] | None = None  # path, device and inode
+        self._seen = False  # the step's temporary folder was there
         os.makedirs(self._folder)
 
     @property
@@ -48,26 +54,45 @@ class Staged:
         """Where the save is to be linked to."""
         return os.path.join(self._folder, self._name)
 
+    def look(self, folder: str) -> None:
+        """Note whether Orbax has made the step's temporary folder: if it then goes, nobody will make it again."""
+        self._seen = self._seen or _has_step(folder)
+
     def move(self, folder: str, timeout_s: float | None = None) -> None:
         """Move the file into the folder of its item, durably; once it was moved, do nothing.
 
         Raises:
-            CancelledError: it was dropped.
+            CancelledError: it was dropped, or the step's temporary folder was there and was removed.
             DeadlineError: the folder is not there in time.
             OSError: it cannot be moved.
         """
-        _await(folder, _FOLDER_S if timeout_s is None else min(timeout_s, _FOLDER_S))
+        self._await(folder, _FOLDER_S if timeout_s is None else min(timeout_s, _FOLDER_S))
         target = os.path.join(folder, self._name)
         with self._lock:
             if self._state == "dropped":
                 raise CancelledError(f"the save into {folder} was called off")
             if self._state == "moved":
                 return
-            os.rename(self.path, target)
+            try:
+                os.rename(self.path, target)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                _copy(self.path, folder)
             found = os.stat(target)
             self._moved, self._state = (target, found.st_dev, found.st_ino), "moved"
-        sync_names(folder)
+        sync_names(Path(folder))
         _remove_folder(self._folder)
+
+    def _await(self, folder: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not os.path.isdir(folder):
+            self.look(folder)
+            if self._seen and not _has_step(folder):
+                raise CancelledError(f"{os.path.dirname(folder)} was removed before the save into it was whole")
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"Orbax to make {folder}", timeout_s)
+            time.sleep(_POLL_S)
 
     def drop(self) -> None:
         """Remove the file, unless it was moved; a save under way fails for want of its folder."""
@@ -111,21 +136,32 @@ def clear(root: str, item: str, process: int, store: str) -> None:
             _remove_folder(os.path.join(staged, name))
 
 
-def _await(folder: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not os.path.isdir(folder):
-        if time.monotonic() > deadline:
-            raise DeadlineError(f"Orbax to make {folder}", timeout_s)
-        time.sleep(_POLL_S)
+def _has_step(folder: str) -> bool:
+    step = os.path.dirname(folder)
+    return TMP in os.path.basename(step) and os.path.isdir(step)
 
 
-def sync_names(folder: str) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _copy(path: str, folder: str) -> None:
+    """Move a file into a folder of another file system: a synced copy gets its name there, then the file goes.
+
+    Until then it has the name that `links.drop_stale` looks for, in a folder of its own: a crash leaves nothing behind.
+    """
+    name = os.path.basename(path)
+    beside = os.path.join(folder, f"{_COPYING}{uuid.uuid4().hex}")
+    copy = os.path.join(beside, name)
+    os.mkdir(beside)
     try:
-        os.fsync(descriptor)
+        shutil.copyfile(path, copy, follow_symlinks=False)
+        descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(copy, os.path.join(folder, name))
     finally:
-        os.close(descriptor)
+        _remove(copy)
+        _remove_folder(beside)
+    _remove(path)
 
 
 def _remove(path: str) -> None:

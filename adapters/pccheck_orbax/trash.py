@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import final
 
 TRASH = ".pccheck_trash"  # below the root; Orbax's own removal of a step is no atom: half of one was seen as a step
+_TRIES = 16
 
 
 @final
@@ -21,7 +22,7 @@ class Trash:
     """Remove folders off the caller's path: renamed at once, their files unlinked by `threads` threads.
 
     At most `pending` removals wait; then `take` waits for the oldest, at most `timeout_s` seconds, so that a slow disk
-    cannot pile up folders. What a removal leaves (or a crash) the next opening takes again. Thread-safe.
+    cannot pile up folders. What a removal leaves (or a crash) the next sweep takes again. Thread-safe.
     """
 
     def __init__(self, root: Path, *, threads: int = 1, pending: int = 4, timeout_s: float = 1200.0) -> None:
@@ -30,19 +31,16 @@ class Trash:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pccheck-trash")
         self._lock = threading.Lock()
         self._removals: deque[Future[None]] = deque()
+        self._used = False
 
     def __repr__(self) -> str:
         return f"Trash({self.folder}, {sum(not r.done() for r in self._removals)} removals running or waiting)"
 
     def take(self, path: Path) -> bool:
         """Rename the folder `path` into the trash and have it removed; False where there is none."""
-        target = self._hidden()
-        try:
-            os.rename(path, target)
-        except FileNotFoundError:
+        if not self._hide(path):
             return False
         with self._lock:
-            self._removals.append(self._threads.submit(_remove, target))
             late = [self._removals.popleft() for _ in range(len(self._removals) - self._pending)]
             while self._removals and self._removals[0].done():
                 self._removals.popleft()
@@ -52,13 +50,13 @@ class Trash:
 
     def sweep(self, root: Path, stale: Callable[[str], bool]) -> None:
         """Take every folder in `root` whose name is `stale`, and what an earlier process left in the trash; no wait."""
+        self._used = True
         old = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        self._removals += [self._threads.submit(_remove, path) for path in old]
+        with self._lock:
+            self._removals += [self._threads.submit(_remove, path) for path in old]
         for path in root.iterdir():
             if stale(path.name) and path.is_dir() and not path.is_symlink():
-                target = self._hidden()
-                os.rename(path, target)
-                self._removals.append(self._threads.submit(_remove, target))
+                self._hide(path)
 
     def drain(self) -> None:
         """Wait until what was taken is gone, at most `timeout_s` seconds a folder."""
@@ -68,19 +66,33 @@ class Trash:
             removal.result(self._timeout_s)
 
     def close(self) -> None:
-        """Drain, end the threads, and remove the trash itself where it is empty."""
+        """Drain, end the threads, and remove the trash itself where it was used and is empty."""
         try:
             self.drain()
         finally:
             self._threads.shutdown(wait=False)
+        if not self._used:
+            return
         try:
             self.folder.rmdir()
         except OSError:
-            pass  # not there, or not empty: the next opening goes on
+            pass  # not there, or not empty: the next sweep goes on
 
-    def _hidden(self) -> Path:
-        self.folder.mkdir(exist_ok=True)
-        return self.folder / f"gone-{uuid.uuid4().hex}"
+    def _hide(self, path: Path) -> bool:
+        self._used = True
+        for _ in range(_TRIES):  # somebody else may remove the trash, empty, just when it was made
+            self.folder.mkdir(exist_ok=True)
+            target = self.folder / f"gone-{uuid.uuid4().hex}"
+            try:
+                os.rename(path, target)
+            except FileNotFoundError:
+                if not os.path.lexists(path):
+                    return False
+            else:
+                with self._lock:
+                    self._removals.append(self._threads.submit(_remove, target))
+                return True
+        raise FileNotFoundError(f"{path} cannot be moved to {self.folder}, which others keep removing: close these")
 
 
 def _remove(path: Path) -> None:
@@ -92,4 +104,4 @@ def _remove(path: Path) -> None:
     except FileNotFoundError:
         pass  # somebody else empties the same trash
     except OSError as error:
-        logging.getLogger(__name__).warning("%s is not removed (%s): the next opening tries again", path, error)
+        logging.getLogger(__name__).warning("%s is not removed (%s): the next job tries again", path, error)

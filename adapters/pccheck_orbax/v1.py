@@ -17,6 +17,7 @@ from pccheck.errors import DeadlineError
 from pccheck.leaves import StoredLeaf
 from pccheck_orbax import earlier
 from pccheck_orbax.args import Restore
+from pccheck_orbax.cycles import contains_itself
 from pccheck_orbax.engine import Engine
 from pccheck_orbax.handler import Handler as OlderHandler
 from pccheck_orbax.handler import load
@@ -50,8 +51,9 @@ class TreeHandler(ABC):
         place = place_of(directory.path)
         staged = self.engine.stage(place.root, place.item)
         step = place.step
-        metadata = beside(None, place.label, step, Recorder().record(checkpointable))
         try:
+            shardings = None if contains_itself(checkpointable) else Recorder().record(checkpointable)  # refused below
+            metadata = beside(None, place.label, step, shardings)
             save = self.engine.save(place.root, place.item, step, checkpointable, staged.path, metadata=metadata)
         except BaseException:
             staged.drop()

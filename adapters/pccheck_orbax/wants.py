@@ -110,6 +110,8 @@ def _of_array(ask: Ask, target: Any, stored: StoredLeaf, path: str) -> Wanted | 
     spec, dtype = stored.spec, dtype_of(stored)
     if ask.form == "other":
         return Wanted(target)
+    if dtype is not None and _loses(dtype, ask):
+        return _unreal(path, ask, dtype)
     if ask.form == "number":
         if math.prod(spec.shape) != 1:
             return pccheck.Mismatch(path, "kind", ask.cls.__name__, _shown(stored))
@@ -149,13 +151,28 @@ def _of_key(ask: Ask, target: Any, stored: StoredLeaf) -> Wanted:
 def _of_number(ask: Ask, target: Any, stored: Any, path: str) -> Wanted | pccheck.Mismatch:
     if ask.form == "other":
         return Wanted(target)
+    if isinstance(stored, complex) and _loses(np.dtype(complex), ask):
+        return _unreal(path, ask, "complex")
     if ask.form == "number":
-        if isinstance(stored, complex) and ask.cls is not complex:
-            return pccheck.Mismatch(path, "type", ask.cls.__name__, "complex")
         return Wanted(stored, ask.cls)
     if ask.shape not in (None, ()):
         return pccheck.Mismatch(path, "shape", str(ask.shape), "()")
     return Wanted(stored, lambda value: _placed(np.asarray(value), ask, ask.dtype, type(stored).__name__))
+
+
+def _loses(dtype: Any, ask: Ask) -> bool:
+    """Tell whether complex numbers are to become real ones: NumPy would drop the imaginary parts."""
+    if not jax.numpy.issubdtype(dtype, np.complexfloating):
+        return False
+    if ask.form == "number":
+        return ask.cls is not complex
+    return ask.dtype is not None and not jax.numpy.issubdtype(ask.dtype, np.complexfloating)
+
+
+def _unreal(path: str, ask: Ask, found: Any) -> pccheck.Mismatch:
+    if ask.form == "number":
+        return pccheck.Mismatch(path, "type", ask.cls.__name__, str(found))
+    return pccheck.Mismatch(path, "dtype", str(ask.dtype), str(found))
 
 
 def _placed(value: Any, ask: Ask, dtype: Any, kind: str) -> Any:

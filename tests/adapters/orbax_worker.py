@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -41,5 +43,22 @@ def look(root):
         }))  # fmt: skip
 
 
+def no_folder(root):
+    """Say what becomes of a save whose folder cannot be made, and of the next one."""
+    registry, errors = pccheck_orbax.registry(), []
+    too_long = ocp.CheckpointManagerOptions(step_prefix="x" * 240)  # with the suffix that it has while it is made
+    try:
+        with ocp.CheckpointManager(root, options=too_long, handler_registry=registry) as made:
+            made.save(2, args=ocp.args.StandardSave(state(2)))
+            made.wait_until_finished()
+    except OSError as error:
+        errors.append(errno.errorcode[error.errno])
+    with ocp.CheckpointManager(root, handler_registry=registry) as made:
+        made.save(3, args=ocp.args.StandardSave(state(3)))
+        made.wait_until_finished()
+        print(json.dumps({"errors": errors, "same": same(made.restore(3), 3)}), flush=True)
+    os._exit(0)  # Orbax's own threads wait 300 s for the folder
+
+
 if __name__ == "__main__":
-    {"train": train, "look": look}[sys.argv[1]](Path(sys.argv[2]))
+    {"train": train, "look": look, "no_folder": no_folder}[sys.argv[1]](Path(sys.argv[2]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import errno
 import gc
+import json
 import os
 import shutil
 import time
@@ -15,8 +18,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pccheck_orbax
 import pytest
+from flax import nnx
+from flax.core import FrozenDict
 from pccheck_orbax.commits import Commit
 from pccheck_orbax.layout import Place, place_of
+from pccheck_orbax.staging import Staged
 
 import pccheck
 from pccheck.errors import DeadlineError, MismatchError, OptionError, UnsupportedLeafError, UsageError
@@ -354,6 +360,7 @@ def test_what_another_item_spoilt_gives_its_slot_back(tmp_path, when, again):
         with pytest.raises(OSError, match="connection"):
             save(2, when)
             made.wait_until_finished()
+        until((tmp_path / "2.orbax-checkpoint-tmp" / "x.orbax-checkpoint-tmp").exists)  # or two make it at once
         for step in (again, 4, 5):
             gc.collect()  # Orbax holds its futures until the next save, and the error's traceback does in a circle
             save(step)
@@ -361,18 +368,6 @@ def test_what_another_item_spoilt_gives_its_slot_back(tmp_path, when, again):
         assert same(made.restore(again).state, again)
         assert held(tmp_path) == len(made.all_steps()) == 4
     assert held(tmp_path) == 4
-
-
-def test_a_folder_that_cannot_be_made_fails_the_save_and_holds_up_nothing(tmp_path):
-    with manager(tmp_path, step_prefix="x" * 240) as made:  # too long with the suffix that it has while it is made
-        with pytest.raises(OSError, match="too long"):
-            made.save(2, args=ocp.args.StandardSave(state(2)))
-            made.wait_until_finished()
-    with manager(tmp_path) as made:
-        made.save(3, args=ocp.args.StandardSave(state(3)))
-        made.wait_until_finished()
-        assert same(made.restore(3), 3)
-    assert held(tmp_path) == 1
 
 
 def test_a_missing_file_fails_the_step(tmp_path):
@@ -423,8 +418,11 @@ def test_what_was_staged_before_a_crash_is_removed_at_the_next_start(tmp_path):
         place = engine.stage(str(tmp_path), item)
         engine.save(str(tmp_path), item, 1, state(1), place.path).durable.result(30)
     engine.close()
-    for step in ("2.orbax-checkpoint-tmp", "3"):  # of one that was not committed, and of one that no process finished
+    for step in ("2.orbax-checkpoint-tmp", "3"):  # what renames commit, and what a file does (COMMIT_FILE)
         (tmp_path / step / "x").mkdir(parents=True)
+        (tmp_path / step / "_CHECKPOINT_METADATA").write_text(
+            json.dumps({"init_timestamp_nsecs": 1, "commit_timestamp_nsecs": None})
+        )
         os.link(next(tmp_path.glob(".pccheck_staged/x.0.*/*")), tmp_path / step / "x" / "rank-00000.pcc")
     assert held(tmp_path) == 2
     engine.open(str(tmp_path), "x")
@@ -440,3 +438,162 @@ def test_many_steps_keep_the_slots_few(tmp_path):
         made.wait_until_finished()
         until(lambda: len(slots(tmp_path)) <= 2 + 2)  # max_to_keep + in_flight
     assert held(tmp_path) == 2
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_a_committed_step_that_lost_its_list_and_a_copy_in_progress_are_let_be(tmp_path, record):
+    with manager(tmp_path) as made:
+        made.save(1, args=ocp.args.StandardSave(state(1)))
+        made.wait_until_finished()
+    (tmp_path / "1" / "default" / "pccheck.json").unlink()
+    (tmp_path / "backup" / "default").mkdir(parents=True)  # cp -r, which has not come to the other files yet
+    shutil.copy(tmp_path / "1" / "default" / "rank-00000.pcc", tmp_path / "backup" / "default")
+    if record:
+        shutil.copy(tmp_path / "1" / "_CHECKPOINT_METADATA", tmp_path / "backup")
+    with manager(tmp_path) as made:
+        made.save(2, args=ocp.args.StandardSave(state(2)))
+        made.wait_until_finished()
+    for step in ("1", "2", "backup"):
+        assert (tmp_path / step / "default" / "rank-00000.pcc").is_file()
+    handler = pccheck_orbax.Handler()
+    handler.finalize(tmp_path / "1" / "default")  # all of it was there
+    assert same(handler.restore(tmp_path / "1" / "default"), 1)
+
+
+def test_a_step_that_lost_all_our_files_is_told_as_ours(tmp_path):
+    with manager(tmp_path) as made:
+        made.save(1, args=ocp.args.StandardSave(state(1)))
+        made.wait_until_finished()
+        for name in ("pccheck.json", "rank-00000.pcc"):
+            (tmp_path / "1" / "default" / name).unlink()
+        with pytest.raises(UsageError, match=r"pccheck\.json"):
+            made.restore(1, args=ocp.args.StandardRestore(state(1)))
+
+
+@pytest.mark.parametrize("by", ["close", "save"])
+def test_what_orbax_never_came_for_goes_though_an_error_holds_it(tmp_path, by):
+    handler = pccheck_orbax.Handler()
+
+    def begin(step):
+        folder = tmp_path / f"{step}.orbax-checkpoint-tmp" / "x.orbax-checkpoint-tmp"
+        (commit,) = asyncio.run(handler.async_save(folder, Save(state(step))))
+        until(lambda: any(place.iterdir() for place in staged(tmp_path)))
+        return commit
+
+    held_by_an_error = begin(1)  # Orbax could not make its folder, and says so to others
+    held_by_an_error._save.durable.result(30)
+    later = begin(2) if by == "save" else None
+    if later is not None:
+        later._save.durable.result(30)
+        assert (held(tmp_path), len(staged(tmp_path))) == (1, 1)
+    handler.close()
+    assert (held(tmp_path), staged(tmp_path)) == (0, [])
+    with pytest.raises(CancelledError):
+        held_by_an_error._staged.move(str(tmp_path))
+
+
+def test_a_step_whose_folder_is_removed_fails_at_once(tmp_path):
+    engine, folder = pccheck_orbax.Engine(), tmp_path / "1.orbax-checkpoint-tmp" / "x.orbax-checkpoint-tmp"
+    folder.parent.mkdir()
+    place = engine.stage(str(tmp_path), "x")
+    commit = Commit(engine.save(str(tmp_path), "x", 1, state(1), place.path), place, str(folder))
+    commit._save.durable.result(30)
+    with pytest.raises(DeadlineError):
+        commit.result(timeout=0.05)
+    folder.parent.rmdir()
+    with pytest.raises(CancelledError, match="was removed"):
+        commit.result()  # not after 300 s
+    place.drop()
+    engine.close()
+
+
+def test_a_staging_folder_on_another_file_system(tmp_path, fast_path):
+    if os.stat(tmp_path).st_dev == os.stat(fast_path).st_dev:
+        pytest.skip("needs two file systems")
+    (tmp_path / ".pccheck_staged").symlink_to(fast_path, target_is_directory=True)
+    with manager(tmp_path, max_to_keep=2) as made:
+        for step in range(4):
+            made.save(step, args=ocp.args.StandardSave(state(step)))
+        made.wait_until_finished()
+        assert made.all_steps() == [2, 3]
+        assert same(made.restore(3), 3)
+    names = {file.name for file in (tmp_path / "3" / "default").iterdir()} - {"commit_success.txt"}
+    assert sorted(names) == [
+        "_METADATA", "pccheck.json", "rank-00000.pcc",
+    ]  # fmt: skip
+    assert list(fast_path.iterdir()) == []
+
+
+def test_a_move_that_fails_otherwise_is_told(tmp_path):
+    place = Staged(str(tmp_path), "x", 0)
+    (tmp_path / "to").mkdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        place.move(str(tmp_path / "to"))
+    assert caught.value.errno == errno.ENOENT
+
+
+# -- keys, cycles, words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys", [[("a", "b"), ("a", "c")], [None], [1, 2], [1.5, 2.0], [True, False], [b"x"], ["a/b", ""]], ids=repr
+)
+def test_trees_of_all_sorts_of_keys_are_their_own_target(tmp_path, keys):
+    tree = FrozenDict({key: jnp.arange(3.0) + n for n, key in enumerate(keys)})
+    with manager(tmp_path) as made:
+        made.save(1, args=ocp.args.StandardSave({"deep": tree}))
+        made.wait_until_finished()
+        got = made.restore(1, args=ocp.args.StandardRestore({"deep": tree}))["deep"]
+        assert jax.tree.structure(got) == jax.tree.structure(tree)
+        for key in keys:
+            assert (got[key] == tree[key]).all()
+        assert sorted(map(repr, made.restore(1)["deep"])) == sorted(map(repr, tree))
+
+
+@pytest.mark.parametrize("args", [ocp.args.StandardSave, ocp.args.PyTreeSave])
+def test_a_module_that_contains_itself_is_refused(tmp_path, args):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model.me = model
+    with manager(tmp_path) as made:
+        with pytest.raises(UnsupportedLeafError, match="contains itself"):
+            made.save(1, args=args({"model": model}))
+        made.save(2, args=ocp.args.StandardSave(state(2)))
+        made.wait_until_finished()
+        assert made.all_steps() == [2]
+
+
+def test_save_args_beside_none(tmp_path):
+    item = {"a": None, "b": jnp.ones(3)}
+    with manager(tmp_path) as made:
+        narrow = jax.tree.map(lambda _: ocp.SaveArgs(dtype=jnp.bfloat16), item)
+        for step, how in enumerate((narrow, {"a": None, "b": None})):
+            made.save(step, args=ocp.args.PyTreeSave(item, save_args=how))
+            made.wait_until_finished()
+        assert made.restore(0)["a"] is None
+        assert [made.restore(step)["b"].dtype for step in (0, 1)] == [jnp.bfloat16, jnp.float32]
+
+
+def test_a_mismatch_is_told_in_the_words_of_orbax(saved):
+    for args in (ocp.args.StandardRestore({"a": 0}), ocp.args.StandardRestore(LIKE | {"deep": {"b": "", "s": 5}})):
+        with pytest.raises(MismatchError) as caught:
+            saved.restore(1, args=args)
+        assert "like" not in str(caught.value)
+        assert "the target" in str(caught.value)
+        assert "partial_restore=True" in str(caught.value)
+
+
+def test_complex_numbers_never_become_real_ones(tmp_path):
+    values = {"jax": jnp.ones(1, jnp.complex64), "numpy": np.ones(1, np.complex128), "number": 1j}
+    targets = [jnp.ones(1), np.ones(1), 1.0, jax.ShapeDtypeStruct((1,), jnp.int32)]
+    with manager(tmp_path) as made:
+        made.save(1, args=ocp.args.StandardSave(values))
+        made.wait_until_finished()
+        for name in values:
+            for target in targets:
+                if name == "number" and not isinstance(target, float):
+                    target = target[0] if hasattr(target, "__getitem__") else jax.ShapeDtypeStruct((), target.dtype)
+                with pytest.raises(MismatchError) as caught:
+                    made.restore(1, args=ocp.args.StandardRestore(values | {name: target}))
+                assert [m.path for m in caught.value.mismatches] == [name]
+        wide = made.restore(1, args=ocp.args.StandardRestore(values | {"jax": np.ones(1, np.complex128)}))
+        assert wide["jax"].dtype == np.complex128

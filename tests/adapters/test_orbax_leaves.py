@@ -86,7 +86,10 @@ def around(root, item, args="Standard", target=None, **kwargs):
 
 def stock(root, item, args="Standard", target=None):
     save, restore = ARGS[args]
-    with ocp.CheckpointManager(root) as made:
+    # With folders made in the background, a save that fails leaves threads that wait 300 s, also at exit.
+    folders_first = ocp.AsyncOptions(create_directories_asynchronously=False)
+    options = ocp.CheckpointManagerOptions(async_options=folders_first)
+    with ocp.CheckpointManager(root, options=options) as made:
         made.save(1, args=save(item))
         made.wait_until_finished()
         return made.restore(1, args=restore(target))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import os
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from pccheck_orbax.durable import DurableRename
+from etils import epath
+from pccheck_orbax.durable import DurableRename, is_live
 from pccheck_orbax.manager import CheckpointManager
 from pccheck_orbax.trash import Trash
 
@@ -133,3 +136,15 @@ def test_trash_hides_at_once_and_survives_who_empties_it_too(tmp_path):
     assert "Trash(" in repr(trash)
     trash.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_step_of_which_an_item_is_not_whole_is_not_committed(tmp_path):
+    path = DurableRename.from_final(epath.Path(tmp_path / "7"))
+    (tmp_path / path.get().name / "data.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert is_live(tmp_path / "7")
+    with pytest.raises(RuntimeError, match=r"data\.orbax-checkpoint-tmp"):
+        asyncio.run(path.finalize())
+    assert os.listdir(tmp_path) == ["7.orbax-checkpoint-tmp"]
+    del path
+    gc.collect()
+    assert not is_live(tmp_path / "7")

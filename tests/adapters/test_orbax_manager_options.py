@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import stat
+import threading
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -183,26 +184,57 @@ def test_read_only_neither_saves_nor_deletes_nor_cleans(tmp_path):
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_opening_removes_what_a_crash_left_where_that_is_asked_for(tmp_path):
+def test_the_first_save_removes_what_a_crash_left_where_that_is_asked_for_and_opening_nothing(tmp_path):
+    left = ["3.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-whole", "notes.orbax-checkpoint-tmp.txt"]
+
     def leave():
         for name in ("3.orbax-checkpoint-tmp/default", "4.orbax-checkpoint-tmp-whole", ".pccheck_trash/gone-1/default"):
             (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / "notes.orbax-checkpoint-tmp.txt").touch()
 
     leave()
-    with ours(tmp_path, ocp.CheckpointManagerOptions(cleanup_tmp_directories=False)):
-        pass
-    assert sorted(os.listdir(tmp_path)) == [
-        "3.orbax-checkpoint-tmp", "4.orbax-checkpoint-tmp-whole", "notes.orbax-checkpoint-tmp.txt",
-    ]  # fmt: skip
+    with ours(tmp_path, None) as manager:
+        assert manager.all_steps() == []
+    assert sorted(os.listdir(tmp_path)) == [".pccheck_trash", *left]
     with ours(tmp_path, ocp.CheckpointManagerOptions(cleanup_tmp_directories=False)) as manager:
+        assert manager.save(1, args=Save([1]))
+        manager.wait_until_finished()
+        assert sorted(os.listdir(tmp_path)) == [".pccheck_trash", "1", *left]
         for step in (3, 4):
             assert manager.save(step, args=Save([step]))
     assert {"3", "4"} <= set(os.listdir(tmp_path))
     leave()
-    with ours(tmp_path, None):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["3", "4", "notes.orbax-checkpoint-tmp.txt"]
+    with ours(tmp_path, None) as manager:
+        assert manager.save(5, args=Save([5]))
+    assert sorted(os.listdir(tmp_path)) == ["1", "3", "4", "5", "notes.orbax-checkpoint-tmp.txt"]
+
+
+def test_a_class_of_the_users_has_its_left_folders_removed_at_the_first_save_too(tmp_path):
+    chosen = ocp.path.atomicity.AtomicRenameTemporaryPath
+    options = ocp.CheckpointManagerOptions(temporary_path_class=chosen, cleanup_tmp_directories=True)
+    (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
+    with ours(tmp_path, options) as manager:
+        assert manager.all_steps() == []
+        assert os.listdir(tmp_path) == ["3.orbax-checkpoint-tmp"]
+        assert manager.save(5, args=Save([5]))
+    assert os.listdir(tmp_path) == ["5"]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_whoever_opens_the_root_meanwhile_takes_nothing_of_what_is_in_flight(tmp_path, saves):
+    gate = threading.Event()
+    with ours(tmp_path, None) as job:
+        assert job.save(1, args=Save([1], gate))
+        try:
+            with ours(tmp_path, None) as other:
+                assert other.all_steps() == []
+                if saves:
+                    assert other.save(2, args=Save([2]))
+        finally:
+            gate.set()
+        job.wait_until_finished()
+        assert job.durable_steps() == [1]
+        assert job.restore(1).tolist() == [1]
 
 
 def test_a_users_callback_and_permission_mode_hold_for_all_lanes(tmp_path):

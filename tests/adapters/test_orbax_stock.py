@@ -180,6 +180,17 @@ def test_after_a_kill_a_stock_manager_shows_only_whole_steps(tmp_path):
         assert held(tmp_path) == len(made.all_steps())  # nothing of what the kills left takes place
 
 
+def test_a_folder_that_cannot_be_made_fails_its_step_and_holds_up_nothing(tmp_path):
+    found = json.loads(start("no_folder", tmp_path).communicate(timeout=120)[0])
+    assert found == {"errors": ["ENAMETOOLONG"], "same": True}
+    assert held(tmp_path) <= 2
+    with ocp.CheckpointManager(tmp_path, handler_registry=pccheck_orbax.registry()) as made:
+        made.save(4, args=ocp.args.StandardSave(state(4)))
+        made.wait_until_finished()
+        assert made.all_steps() == [3, 4]
+    assert held(tmp_path) == 2
+
+
 # -- scripts that were not written for us ----------------------------------------------------------------------------
 
 FLAX_SCRIPT = """
