@@ -12,7 +12,8 @@ assert "-cp311-abi3-" in wheel.name, f"one wheel for all Pythons from 3.11 on, n
 with zipfile.ZipFile(wheel) as archive:
     names = archive.namelist()
 tops = {name.split("/")[0] for name in names}
-assert {t for t in tops if not t.endswith(".dist-info")} == {"pccheck", "pccheck_jax", "pccheck_orbax", "pccheck_torch"}, tops
+expected = {"pccheck", "pccheck_jax", "pccheck_orbax", "pccheck_torch"}
+assert {t for t in tops if not t.endswith(".dist-info")} == expected, tops
 for needed in ("pccheck/__init__.py", "pccheck/py.typed", "pccheck/testing/__init__.py", "pccheck_torch/py.typed"):
     assert needed in names, f"{wheel.name} lacks {needed}"
 assert [n for n in names if n.startswith("pccheck/_native") and n.endswith(".abi3.so")], "the extension is missing"

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from pccheck.errors import UsageError
 from pccheck.options import Options, WhenFull
+from pccheck.reading.linkplaces import HIDDEN, holds_stores
 from pccheck.saving.save import Link
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import Volume
@@ -43,6 +44,15 @@ def path(directory: object, name: str = "directory") -> str:
         if isinstance(text, str) and text and "\0" not in text:
             return os.path.abspath(text)
     raise UsageError(f"{name}={directory!r} is not allowed: it must be the path of a folder, as text")
+
+
+def assert_no_orbax_root(root: str) -> None:
+    """Raise UsageError for a folder of Orbax steps: two that save there would not see each other's checkpoints."""
+    if holds_stores(root):
+        raise UsageError(
+            f"{root} holds the steps of pccheck_orbax's managers (it has a folder {HIDDEN}), and nothing was changed: "
+            "go on with pccheck_orbax.CheckpointManager there, or give the Checkpointer another directory"
+        )
 
 
 def volume(directory: object) -> Volume:

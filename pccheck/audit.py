@@ -13,7 +13,7 @@ from pccheck.errors import ReusedError, UsageError
 from pccheck.format import SlotState
 from pccheck.judging import Progress as Progress
 from pccheck.linkaudit import audit_linked
-from pccheck.reading.linkplaces import find_linked
+from pccheck.reading.linkplaces import find_linked, holds_stores
 from pccheck.reading.listing import Listing, SlotFile
 from pccheck.reading.places import Place, locate
 from pccheck.reports import SlotReport, State, StoreReport, exit_code
@@ -30,17 +30,25 @@ def audit(path: str | os.PathLike[str], *, verify: bool = False, progress: Progr
         progress: called with (file name, bytes read since the last call, bytes to read in all) while verifying.
 
     Raises:
-        UsageError: there is no such path, or it holds no store.
+        UsageError: there is no such path, or it holds no store, nor steps of Orbax.
         MediumError: a single slot file cannot be opened.
     """
+    reports: list[StoreReport] = []
+    problem: UsageError | None = None
     try:
-        return _audit_stores(path, verify, progress)
-    except UsageError:
-        linked = find_linked(path)
-        if not linked.folders and not linked.stores:
-            raise
-    stores = [_audit_place(Place.of_store(store), None, verify, progress) for store in linked.stores]
-    return [audit_linked(linked, verify, progress), *stores]
+        reports = _audit_stores(path, verify, progress)
+        if any(report.slots for report in reports) and not holds_stores(path):
+            return reports
+    except UsageError as error:
+        problem = error
+    linked = find_linked(path)
+    if linked:
+        stores = [_audit_place(Place.of_store(store), None, verify, progress) for store in linked.stores]
+        # A CHECK without any slot, which somebody left among steps of Orbax, holds nothing.
+        return [audit_linked(linked, verify, progress), *stores, *(report for report in reports if report.slots)]
+    if problem is not None:
+        raise problem
+    return reports
 
 
 def _audit_stores(path: str | os.PathLike[str], verify: bool, progress: Progress | None) -> list[StoreReport]:

@@ -42,7 +42,7 @@ class Checkpointer:
         (all others): see `pccheck.Options`.
 
     Raises:
-        OptionError: an option is out of range.
+        OptionError, UsageError: an option is out of range; or the directory is the root of Orbax steps.
         StoreTaken: another process has this store open for writing.
         RanksError: ranks are missing (RankTimeoutError), lost their store, or do not agree; names them.
         NoValidCheckpointError: what the ranks had committed is lost.

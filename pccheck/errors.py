@@ -55,10 +55,13 @@ class UnsupportedLeafError(UsageError, TypeError):
         return UnsupportedLeafError(path or "the state itself", self.type_name, self.reason, restoring=restoring)
 
 
+_PARTLY = "partial=True to restore what fits and get this list"
+
+
 class MismatchError(UsageError):
     """The checkpoint does not fit `like`, or the target: `mismatches` lists every leaf that differs, by path."""
 
-    def __init__(self, mismatches: Sequence[object]) -> None:
+    def __init__(self, mismatches: Sequence[object], *, partly: str = _PARTLY) -> None:
         self.mismatches = tuple(mismatches)
         groups: dict[str, list[object]] = {}
         for mismatch in self.mismatches:
@@ -74,7 +77,7 @@ class MismatchError(UsageError):
         text = "\n".join(lines)
         super().__init__(
             f"the checkpoint does not fit {side} in {len(self.mismatches):,} place(s):\n{text}\n"
-            f"Correct {side}, or pass partial=True to restore what fits and get this list."
+            f"Correct {side}, or pass {partly}."
         )
 
 
@@ -149,8 +152,12 @@ class DamagedError(ContentError):
             f"{path} is damaged: {reason}"
             + (f" at bytes {offset}..{offset + length}" if length else "")
             + (f", in {', '.join(leaves[:8])}{' and more' if len(leaves) > 8 else ''}" if leaves else "")
+            + _WHOLE_ONES
         )
         self.path, self.reason, self.offset, self.length, self.leaves = path, reason, offset, length, tuple(leaves)
+
+
+_WHOLE_ONES = "; `pccheck inspect --verify PATH` lists what is whole: restore an older step"
 
 
 class NoValidCheckpointError(ContentError):
@@ -158,7 +165,7 @@ class NoValidCheckpointError(ContentError):
 
     def __init__(self, where: str, skipped: Sequence[object]) -> None:
         self.where, self.skipped = where, tuple(skipped)
-        lines = "\n".join(f"  {s}" for s in self.skipped)
+        lines = "\n".join(f"  {s}" for s in self.skipped).replace(_WHOLE_ONES, "")  # none is, and it is said below
         super().__init__(
             f"{where} holds checkpoints but none of them verifies:\n{lines}\n"
             "Look with `pccheck inspect --verify`; to start afresh on purpose, use another directory."

@@ -16,6 +16,7 @@ from pccheck.containers import ContainerKind
 from pccheck.devices import DeviceBytes as DeviceBytes
 from pccheck.errors import FormatError, UnsupportedLeafError
 from pccheck.state.boxes import Box as Box
+from pccheck.state.boxes import is_dense as is_dense
 from pccheck.state.boxes import part_of as part_of
 
 
@@ -234,6 +235,13 @@ class LeafKind(ABC):
         """
         return None
 
+    def holds_number(self, spec: LeafSpec, number: bool | int | float | complex) -> bool:
+        """Tell whether a leaf of this spec may stand for this Python number: no axes, of its class, and in range.
+
+        Then `convert` takes either as `like` of the other, and `join` takes such a number for each box.
+        """
+        return False
+
     def assign(self, target: Any, value: Any) -> None:
         """Copy a restored leaf of this kind into a live one of the same dtype and shape, in place.
 
@@ -306,13 +314,3 @@ def dense_strides(spec: LeafSpec) -> tuple[int, ...] | None:
         raise FormatError(f"strides {strides!r:.200} do not lay out shape {spec.shape} without gaps")
     size = math.prod(spec.shape)  # an axis of one element may have any stride: none that leads far away
     return tuple(s if n > 1 else min(s, size) for s, n in zip(strides, spec.shape, strict=True))
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether strides, in elements, put the elements of this shape side by side, each at its own place."""
-    expected = 1
-    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= n
-    return True

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 from pccheck import format, judging
 from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
 from pccheck.judging import Progress
 from pccheck.reading.linked import LIST_NAME, FolderList, Listed, rank_name, read_list
-from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, names_in
+from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, names_in, step_of
 from pccheck.reading.listing import SlotFile, list_file
 from pccheck.reports import Damage, SlotReport, State, StoreReport
 from pccheck.storage.directory import Directory
 from pccheck.storage.medium import Medium
 
 _TRIES = 3
+_ADAPTERS = ("shardings", "step_name")  # keys of metadata that format.md reserves: no user gave them
 
 
 def audit_linked(places: LinkPlaces, deep: bool, progress: Progress | None) -> StoreReport:
-    """Judge every file of every linked folder; one that is removed meanwhile is left out."""
+    """Judge every file of every linked folder, one that is removed meanwhile left out; and name what is of Orbax."""
     slots: list[SlotReport] = []
     for folder in places.folders:
         where = os.path.join(places.path, folder) if folder else places.path
         slots += _audit_folder(where, folder, deep, progress)
+    for folder in places.foreign:
+        step = step_of(os.path.join(places.path, folder) if folder else places.path)
+        slots.append(SlotReport(name=folder or ".", state="of Orbax", step=step))
     return StoreReport(path=places.path, check=None, slots=tuple(slots), folders=True)
 
 
@@ -68,9 +73,15 @@ def _judge(
         return judging.report(file, "unfinished")
     state: State = "linked" if file.problem is None else "unreadable"
     try:
-        return judging.judge(partial(_open, volume, name), file, state, deep, progress)
+        return _without_notes(judging.judge(partial(_open, volume, name), file, state, deep, progress))
     except ReusedError as error:
         return judging.report(file, state, verdict="damaged", damages=(Damage(reason=str(error)),))
+
+
+def _without_notes(report: SlotReport) -> SlotReport:
+    """Leave out of the metadata what an adapter noted there for itself."""
+    told = {key: value for key, value in (report.metadata or {}).items() if key not in _ADAPTERS}
+    return replace(report, metadata=None if report.metadata is None else told)
 
 
 def _open(volume: Directory, name: str, shown: str) -> Medium:

@@ -93,6 +93,9 @@ def _show_store(report: StoreReport, console: Console, now_s: float) -> None:
         for label, value, style in _header(report, report.check):
             console.print(Text.assemble((f"  {label:<10}", "dim"), (plain(value), style)), soft_wrap=True)
     console.print()
+    if report.is_of_orbax:
+        console.print("  these are steps of Orbax's own handlers, which pccheck does not verify", soft_wrap=True)
+        console.print()
     if report.slots:
         console.print(_table(report.slots, now_s, wide=console.width >= _WIDE, fold=report.folders))
     else:
@@ -154,7 +157,7 @@ def _table(slots: Iterable[SlotReport], now_s: float, *, wide: bool, fold: bool)
             _number(slot.counter),
             _number(slot.incarnation),
             Text(slot.state, _STATE_STYLES.get(slot.state, "")),
-            _size(size),
+            "-" if slot.state == "of Orbax" else _size(size),
             _age(slot.time_ns, now_s),
             *((saved, _number(slot.leaves)) if wide else ()),
             Text(slot.verdict, _VERDICT_STYLES[slot.verdict]),

@@ -46,6 +46,8 @@ def open_store(
         raise UsageError("a store of links (keep=0) is one process's own: leave coordinator= out")
     try:
         root = None if agreement.world == 1 and hasattr(directory, "check_page") else arguments.path(directory)
+        if root is not None:
+            arguments.assert_no_orbax_root(root)
         here = directory if root is None else rank_folder(root, agreement.rank, agreement.world)
         neighbours = Neighbours(root, agreement.rank, agreement.world)
         volume = arguments.volume(here)

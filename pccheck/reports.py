@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pccheck.reading.listing import CheckFacts
 
 State = Literal[
-    "published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable", "linked", "unfinished"
-]
+    "published", "sealed", "filling", "withdrawn", "free", "kept", "abandoned", "unreadable", "linked", "unfinished",
+    "of Orbax",
+]  # fmt: skip
 Verdict = Literal["ok", "damaged", "reused", "-"]
 
 _MOST_RANKS = 1000  # a record may claim any world
@@ -28,7 +29,10 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotReport:
-    """One slot file, kept checkpoint, or file of a linked folder; what no record tells is None."""
+    """One slot file, kept checkpoint, file of a linked folder, or item that Orbax's own handlers saved.
+
+    What no record tells is None.
+    """
 
     name: str
     state: State
@@ -78,11 +82,17 @@ class StoreReport:
         return self.check is not None and self.check.links
 
     @property
+    def is_of_orbax(self) -> bool:
+        """Whether there is nothing but what Orbax's own handlers saved, which is not judged."""
+        return self.folders and bool(self.slots) and all(slot.state == "of Orbax" for slot in self.slots)
+
+    @property
     def valid(self) -> int:
         """Checkpoints that are whole, each counted once; those on abandoned branches included."""
         if self.folders:
-            broken = {_folder_of(slot) for slot in self.slots if slot.verdict != "ok"}
-            return len({_folder_of(slot) for slot in self.slots} - broken)
+            ours = [slot for slot in self.slots if slot.state != "of Orbax"]
+            broken = {_folder_of(slot) for slot in ours if slot.verdict != "ok"}
+            return len({_folder_of(slot) for slot in ours} - broken)
         return len({slot.identity for slot in self.slots if slot.verdict == "ok"})
 
     @property

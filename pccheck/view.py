@@ -23,6 +23,7 @@ from pccheck.errors import (
 from pccheck.format import Record
 from pccheck.reading.committed import HOME, Committed, restore_newest
 from pccheck.reading.linked import LinkedFiles, is_linked
+from pccheck.reading.linkplaces import find_linked, holds_stores
 from pccheck.reading.listing import Listing
 from pccheck.reading.loading import load_files
 from pccheck.reading.members import Files, StoreFiles
@@ -67,18 +68,32 @@ def open(path: str | os.PathLike[str]) -> View:
     Processes may be saving into the stores meanwhile, and the folders may be read-only.
 
     Raises:
-        UsageError: there is nothing at the path, or it is no store, or a linked folder that was never finished.
+        UsageError: there is nothing at the path, or it is no store, or a linked folder that was never finished; of
+            Orbax steps it names the folder of an item, which can be opened.
         MediumError: it cannot be read.
         FormatError: it is a linked folder whose list cannot be read.
     """
     if is_linked(path):
         return _LinkedView(LinkedFiles(path))
-    places = locate(path)
+    try:
+        places = locate(path)
+    except UsageError as error:
+        raise _or_linked(path, error) from None
+    if holds_stores(path) and not any(place.look().files for place in places):
+        for place in places:
+            place.close()
+        raise _or_linked(path, UsageError(f"{path} holds no checkpoint"))
     if len(places) == 1 and places[0].is_at(path):
         return _StoreView(places[0])
     for place in places:
         place.close()
     return _WorldView(os.path.abspath(os.fspath(path)))
+
+
+def _or_linked(path: str | os.PathLike[str], error: UsageError) -> UsageError:
+    """Give the error that names what can be opened below a path; the given one where nothing can."""
+    linked = find_linked(path) if os.path.isdir(path) else None
+    return UsageError(linked.how_to_open()) if linked and "" not in linked.folders else error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ from pccheck.leaves import LeafSpec, dense_strides
 KIND = "jax"
 _struct: Any = jax.ShapeDtypeStruct  # without types
 _config: Any = jax.config
+_iinfo: Any = jnp.iinfo
+_finfo: Any = jnp.finfo
 BITS = "uint32"  # what the data of PRNG keys are made of
 
 
@@ -96,6 +98,28 @@ def refused(value: Any, reason: str) -> UnsupportedLeafError:
     told = f"{type(value).__module__}.{type(value).__qualname__}"
     dtype = getattr(value, "dtype", None)
     return UnsupportedLeafError("", told if dtype is None else f"{told} of {dtype}", reason)
+
+
+def holds(name: str, number: bool | int | float | complex) -> bool:
+    """Tell whether a dtype is of a Python number's class and has it in range; floats are rounded as JAX rounds them."""
+    dtype, cls = DTYPES.get(name), type(number)
+    if dtype is None or not jnp.issubdtype(dtype, _CLASSES[cls]):
+        return False
+    if isinstance(number, bool):
+        return True
+    if isinstance(number, int):
+        return int(_iinfo(dtype).min) <= number <= int(_iinfo(dtype).max)
+    with np.errstate(all="ignore"):
+        cast = complex(np.asarray(number).astype(dtype))
+    parts = ((number.real, cast.real), (number.imag, cast.imag))
+    limit = float(_finfo(dtype).max)
+    return all(
+        abs(have) <= limit if math.isfinite(have) else have == made or (math.isnan(have) and math.isnan(made))
+        for have, made in parts
+    )
+
+
+_CLASSES = {bool: np.bool_, int: jnp.integer, float: jnp.floating, complex: jnp.complexfloating}
 
 
 # -- how they are made again -----------------------------------------------------------------------------------------

@@ -166,6 +166,10 @@ class JaxKind(LeafKind):
         """Give sharding, dtype and weak type."""
         return placing.placement(like)
 
+    def holds_number(self, spec: LeafSpec, number: bool | int | float | complex) -> bool:
+        """Tell whether an array without axes may stand for it: what a jitted step makes of a Python number."""
+        return not spec.shape and arrays.holds(spec.dtype, number)
+
     def assignable(self, target: Any) -> bool:
         """Never: arrays of jax do not change."""
         return False

@@ -43,7 +43,12 @@ def boxes(like: Any) -> list[Box] | None:
 
 
 def convert(value: Any, like: Any) -> Any:
-    """Give a restored leaf on the device of `like`, or on the default one, with its dtype and weak type."""
+    """Give a restored leaf on the device of `like`, or on the default one, with its dtype and weak type.
+
+    Where `like` is a Python number, it is one of its class; where one was stored, it is taken as an array.
+    """
+    if isinstance(like, (int, float, complex)):
+        return type(like)(numbers(value).item())
     if arrays.is_key(like):
         return arrays.wrap(_key_data(value, like), _impl(like), sharding_of(like))
     host = cast(numbers(value), np.dtype(like.dtype))
@@ -80,6 +85,8 @@ def casts(spec: LeafSpec, like: Any) -> bool:
 
 def placement(like: Any) -> Hashable | None:
     """Give what is equal for leaves of which `convert` and `join` make the same."""
+    if isinstance(like, (int, float, complex)):
+        return None
     impl = _impl(like) if arrays.is_key(like) else ""
     return sharding_of(like), str(like.dtype), bool(getattr(like, "weak_type", False)), impl, tuple(like.shape)
 

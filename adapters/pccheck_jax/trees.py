@@ -7,7 +7,6 @@ in every module, hold nothing to store and are left out.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -15,6 +14,7 @@ import jax
 from jax import tree_util
 
 from pccheck.containers import ContainerKind
+from pccheck.errors import UnsupportedLeafError
 
 _LEAF: Any = tree_util.tree_structure(0)
 _PYTHON = (dict, list, tuple, set, frozenset, str, bytes, bytearray, type(None))
@@ -36,6 +36,7 @@ class PytreeKind(ContainerKind):
     def open(self, value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
         """Give the keys by which `jax.tree_util` names the children, and those of them that hold anything."""
         keys, children = _opened(value)
+        _check(value, keys)
         nothing = _nothing(keys, children)
         if not nothing:
             return keys, children
@@ -50,14 +51,59 @@ class PytreeKind(ContainerKind):
         return tree_util.tree_unflatten(_structure(like), made)
 
 
+def key_of(step: Any) -> Any:
+    """Give the key of one step of a path of JAX's, as the dict has it that comes back without `like`.
+
+    What such a dict can be stored with stays itself: str, int, float, bool, bytes, None, and tuples of these. Any other
+    key is its text.
+    """
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            key = getattr(step, attribute)
+            return key if _is_plain(key) else str(key)
+    return str(step)
+
+
+def _is_plain(key: Any) -> bool:
+    if type(key) is tuple:
+        return all(map(_is_plain, key))
+    return type(key) in _KEYS
+
+
+_KEYS = frozenset({str, int, float, bool, bytes, type(None)})
+
+
 def _structure(value: Any) -> Any:
     """Give the structure of a node alone."""
-    return tree_util.tree_structure(value, is_leaf=lambda x: x is not value)
+    return tree_util.tree_structure(value, is_leaf=_below_first())
+
+
+def _below_first() -> Any:
+    """Give what takes all but the first value that it is asked of for a leaf: a node may be its own child."""
+    first = iter((False,))
+    return lambda _: next(first, True)
 
 
 def _opened(value: Any) -> tuple[tuple[Any, ...], list[Any]]:
-    found, _ = tree_util.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    return _keys(tuple([path for path, _ in found])), [child for _, child in found]
+    found, _ = tree_util.tree_flatten_with_path(value, is_leaf=_below_first())
+    for path, _ in found:
+        try:
+            hash(path)
+        except TypeError:
+            raise _refused(value, f"it has a key that cannot be one of a dict: {path[0]!s:.200}") from None
+    return tuple([key_of(path[0]) for path, _ in found]), [child for _, child in found]
+
+
+def _check(value: Any, keys: Sequence[Any]) -> None:
+    """Refuse keys that are the same as text: whoever asks for one by its path would get either."""
+    texts = keys if all(type(key) is str for key in keys) else list(map(str, keys))
+    if len(set(texts)) != len(texts):
+        twice = next(text for n, text in enumerate(texts) if text in texts[:n])
+        raise _refused(value, f"it has several keys that are {twice!r:.200} in a path; keys must differ as text")
+
+
+def _refused(value: Any, reason: str) -> UnsupportedLeafError:
+    return UnsupportedLeafError("", type(value).__qualname__, reason)
 
 
 def _nothing(keys: Sequence[Any], children: Sequence[Any]) -> Sequence[int]:
@@ -68,18 +114,3 @@ def _nothing(keys: Sequence[Any], children: Sequence[Any]) -> Sequence[int]:
 
 def _is_empty(structure: Any) -> bool:
     return bool(structure != _LEAF and structure.num_leaves == 0)
-
-
-@functools.lru_cache(maxsize=4096)
-def _keys(paths: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give keys that a dict may have, one for each path of one step; numbers where two would be the same."""
-    keys = tuple(_key(path[0]) if len(path) == 1 else tree_util.keystr(path) for path in paths)
-    return keys if len({(type(key), key) for key in keys}) == len(keys) else tuple(range(len(keys)))
-
-
-def _key(step: Any) -> Any:
-    for attribute in ("key", "name", "idx"):
-        key = getattr(step, attribute, None)
-        if isinstance(key, (str, int, float, bool, bytes)):
-            return key
-    return str(step)

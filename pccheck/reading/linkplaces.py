@@ -1,4 +1,4 @@
-"""Where linked folders are, and the stores that they were linked from (floor 2: imports linked, places and below)."""
+"""Where linked folders, their stores, and items of Orbax's own are (floor 2: imports linked, places and below)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import final
 
 from pccheck import format
 from pccheck.errors import MediumError
-from pccheck.reading.linked import LIST_NAME
+from pccheck.reading.linked import LIST_NAME, is_linked
 from pccheck.storage.directory import Directory
 from pccheck.storage.outside import folders_in
 
 LEVELS = 2  # below what a person named: <root>/<step>/<item>, as pccheck_orbax lays them out
-_HIDDEN = ".pccheck"  # <root>/.pccheck/<item>/process-<p> are the stores there
+HIDDEN = ".pccheck"  # <root>/.pccheck/<item>/process-<p> are the stores there
+_OF_STEP, _OF_TREE = "_CHECKPOINT_METADATA", "_METADATA"  # Orbax's, in the folder of a step; in that of an item
+_TEMPORARY = ".orbax-checkpoint-tmp"
 _RANK = re.compile(r"rank-[0-9]{5,7}\.pcc")
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -30,23 +32,67 @@ class LinkPlaces:
         path: where was looked.
         folders: linked folders, finished or not, relative to the path ("" = itself), in the order of their numbers.
         stores: stores of links that lie hidden beside them.
+        foreign: folders of items that Orbax's own handlers saved, likewise relative.
     """
 
     path: str
     folders: tuple[str, ...]
     stores: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.folders or self.stores or self.foreign)
+
+    def how_to_open(self) -> str:
+        """Say what of it `pccheck.open` takes, the last one first."""
+        finished = [where for folder in self.folders if is_linked(where := os.path.join(self.path, folder))]
+        if finished:
+            return (
+                f"{self.path} holds {len(finished)} linked folder(s), and each is opened on its own: "
+                f"<root>/<step>/<item>, such as {finished[-1]}"
+            )
+        if self.foreign:
+            last = os.path.join(self.path, self.foreign[-1]).rstrip("/")
+            return f"{last} is of Orbax's own handlers: restore it with Orbax, or with pccheck_orbax"
+        return f"{self.path} holds stores of links, but no folder <root>/<step>/<item> that was finished"
 
 
 def find_linked(path: str | os.PathLike[str]) -> LinkPlaces:
-    """Look for linked folders at a path and at most two levels below it, and for stores in `.pccheck/*/*`.
+    """Look for linked folders and items of Orbax at a path and two levels below it, and for stores in `.pccheck/*/*`.
 
     No symbolic link below the path is followed; what may not be looked at is left out.
     """
     where = os.path.abspath(os.fspath(path))
-    folders = [folder for folder in _walk(where, LEVELS) if is_any_linked(folder)]
-    stores = [folder for folder in _walk(os.path.join(where, _HIDDEN), LEVELS) if _has(folder, format.CHECK_NAME)]
-    relative = ("" if folder == where else os.path.relpath(folder, where) for folder in folders)
-    return LinkPlaces(path=where, folders=tuple(sorted(relative, key=_as_counted)), stores=tuple(sorted(stores)))
+    every = list(_walk(where, LEVELS))
+    folders = [folder for folder in every if is_any_linked(folder)]
+    foreign = [folder for folder in every if folder not in folders and _is_of_orbax(folder)]
+    stores = [folder for folder in _walk(os.path.join(where, HIDDEN), LEVELS) if _has(folder, format.CHECK_NAME)]
+
+    def named(found: list[str]) -> tuple[str, ...]:
+        relative = ("" if folder == where else os.path.relpath(folder, where) for folder in found)
+        return tuple(sorted(relative, key=_as_counted))
+
+    return LinkPlaces(path=where, folders=named(folders), stores=tuple(sorted(stores)), foreign=named(foreign))
+
+
+def holds_stores(path: str | os.PathLike[str]) -> bool:
+    """Tell whether stores of links lie hidden in a folder: whether it is one of Orbax's steps and items."""
+    return HIDDEN in folders_in(os.fspath(path))
+
+
+def step_of(path: str) -> int | None:
+    """Give the step of an Orbax item by the digits at the end of its step folder's name; None where it has none."""
+    above = os.path.dirname(path)
+    found = re.search(r"[0-9]+$", os.path.basename(above if _has(above, _OF_STEP) else path))
+    return None if found is None or len(found[0]) > 18 else int(found[0])
+
+
+def _is_of_orbax(folder: str) -> bool:
+    """Tell a folder that a handler of Orbax's own filled: a tree, or whatever else is an item of a step, as JSON is."""
+    if _TEMPORARY in folder:
+        return False
+    above, names = os.path.dirname(folder), names_in(folder)
+    return _OF_TREE in names or (_has(above, _OF_STEP) and not _has(above, _OF_TREE) and _OF_STEP not in names)
 
 
 def is_any_linked(folder: str) -> bool:

@@ -138,3 +138,13 @@ def _without(box: Box, hole: Box) -> list[Box]:
                 )
         offsets[axis], sizes[axis] = common.offsets[axis], common.sizes[axis]
     return rest
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tell whether strides, in elements, put the elements of this shape side by side, each at its own place."""
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 from pccheck.containers import ContainerKind
@@ -21,7 +21,7 @@ from pccheck.state.forms import field_names, form_of
 from pccheck.state.mismatch import MAX_MISMATCHES, Mismatch, Problem
 from pccheck.state.nodes import MAX_DEPTH, Node
 from pccheck.state.tree import type_name
-from pccheck.state.wanting import TEXT_KINDS, Differs, Join, as_stored, shown, wanted
+from pccheck.state.wanting import NUMBERS, TEXT_KINDS, Differs, Join, as_stored, of_number, shown, wanted
 from pccheck.state.wanting import Want as Want
 
 Make: TypeAlias = Callable[[Callable[[Want | Join], Any]], Any]
@@ -183,6 +183,8 @@ class _Matching:
             kind = self.kind_of.named(spec.kind)
             if TEXT_KINDS.get(spec.kind) is type(like) and kind is not None:
                 return self._want(Want(node.index, kind, spec, like))
+            if type(like) in NUMBERS and kind is not None and kind.holds_number(spec, type(like)()):
+                return self._wanted(like, kind, replace(spec, box=None), node.index, path)
             return self._differs(path, "kind", type_name(like), self._told(node), like)
         if isinstance(node, _CONTAINER_NODES):
             return self._differs(path, "type", type_name(like), self._told(node), like)
@@ -196,9 +198,18 @@ class _Matching:
         if asked is None:
             raise UsageError(f"`like` has a {type_name(like)} at {path or 'its root'}, which can be no leaf")
         kind, want = asked
-        if not isinstance(node, nodes.Leaf) or self.specs[node.index].kind in TEXT_KINDS:
-            return self._differs(path, "kind", shown(want), self._told(node), like)
-        found = wanted(like, kind, want, node.index, self.stored, self.kind_of)
+        if isinstance(node, nodes.Leaf) and self.specs[node.index].kind not in TEXT_KINDS:
+            return self._wanted(like, kind, want, node.index, path)
+        if not isinstance(node, (nodes.Leaf, *_CONTAINER_NODES)):
+            value = nodes.decode_value(node)
+            if type(value) in NUMBERS and kind.holds_number(want, value):
+                return lambda build: of_number(value, kind, like)
+            if type(value) in NUMBERS and kind.holds_number(want, type(value)()):
+                return self._differs(path, "value", shown(want), f"{value!r:.80}", like)
+        return self._differs(path, "kind", shown(want), self._told(node), like)
+
+    def _wanted(self, like: Any, kind: LeafKind, want: LeafSpec, index: int, path: str) -> Make:
+        found = wanted(like, kind, want, index, self.stored, self.kind_of)
         if isinstance(found, Differs):
             return self._differs(path, *found, like)
         self.wants += (found,) if isinstance(found, Want) else {id(want): want for want in found.wants}.values()

@@ -18,8 +18,9 @@ class Mismatch:
     Args:
         path: where, written as `paths` says.
         problem: "missing" in the checkpoint, "unexpected" in it, or another "kind" (array or not), "shape", "dtype",
-            "part" (of a global array), "type" (of a container or Python value); in `load_into` also another "value"
-            where nothing can be replaced, or "tied" where one array of the target would get two contents.
+            "part" (of a global array), "type" (of a container or Python value), a "value" that is out of range where a
+            number is to become an array; in `load_into` also another "value" where nothing can be replaced, or "tied"
+            where one array of the target would get two contents.
         expected: what `like` has; "" where it has nothing.
         found: what the checkpoint has; "" where it has nothing.
         side: what is held against the checkpoint: "`like`", or "the target" of `load_into`.

@@ -16,6 +16,8 @@ from pccheck.state.mismatch import Problem, told
 
 TEXT_KINDS = {"str": str, "bytes": bytes}  # kinds of leaves that are Python values all the same
 
+NUMBERS = (bool, int, float, complex)
+
 Ask: TypeAlias = int | tuple[int, Box]  # a leaf by its place in the manifest, or one of several boxes of it
 
 
@@ -90,6 +92,12 @@ def wanted(
         return Want(index, kind, part_of(spec, have, want.box), like)
     parts = {box: Want(index, kind, part_of(spec, have, box), joined=True) for box in boxes}
     return Join(kind, tuple(parts[box] for box in boxes), like)
+
+
+def of_number(value: Any, kind: LeafKind, like: Any) -> Any:
+    """Give a stored Python number as the leaf of `like`, of a kind that says that this may be (`holds_number`)."""
+    boxes = kind.boxes(like)
+    return kind.convert(value, like) if boxes is None else kind.join([value] * len(boxes), like)
 
 
 def _readable_as(have: LeafSpec, want: LeafSpec, kind: LeafKind, like: Any, kind_of: KindTable) -> LeafSpec | None:

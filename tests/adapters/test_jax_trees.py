@@ -19,7 +19,7 @@ from flax.training.train_state import TrainState  # noqa: E402
 from pccheck_jax import containers  # noqa: E402
 
 import pccheck  # noqa: E402
-from pccheck.errors import MismatchError  # noqa: E402
+from pccheck.errors import MismatchError, UnsupportedLeafError  # noqa: E402
 from tests.adapters.jax_trees import assert_same, bits, mesh, ramp, spread, through  # noqa: E402
 
 
@@ -277,14 +277,46 @@ def test_what_is_no_container_of_jax():
         assert containers.recognises(value), value
 
 
-def test_keys_that_would_be_the_same_become_numbers():
-    class Twins:
+def node(*keys):
+    class Node:
         pass
 
-    jax.tree_util.register_pytree_with_keys(
-        Twins, lambda t: (((jax.tree_util.DictKey("x"), 1), (jax.tree_util.DictKey("x"), 2)), None), lambda *_: Twins()
-    )
-    assert containers.open(Twins()) == ((0, 1), [1, 2])
+    children = [(key, n) for n, key in enumerate(keys)]
+    jax.tree_util.register_pytree_with_keys(Node, lambda _: (children, None), lambda *_: Node())
+    return Node()
+
+
+KEY, NAME = jax.tree_util.DictKey, jax.tree_util.GetAttrKey
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ([KEY("x"), KEY("x")], "differ as text"),
+        ([KEY("x"), NAME("x")], "differ as text"),
+        ([KEY(1), KEY("1")], "differ as text"),
+        ([KEY([1, 2]), KEY("x")], "cannot be one of a dict"),
+    ],
+)
+def test_keys_that_cannot_be_told_apart_or_be_keys_are_refused_with_the_path(tmp_path, keys, reason):
+    with pccheck.Checkpointer(tmp_path) as ck, pytest.raises(UnsupportedLeafError, match=reason) as caught:
+        ck.save(1, {"deep": {"bad": node(*keys)}})
+    assert caught.value.path == "deep/bad"
+
+
+def test_keys_keep_their_types():
+    for keys in ((1, 0), (True, False), (1.0, 0.0), (None, "x"), (("a", (1, None)), b"c")):  # 1, True and 1.0 are equal
+        opened = containers.open(node(*map(KEY, keys)))[0]
+        assert list(map(repr, opened)) == list(map(repr, keys))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_module_that_contains_itself_is_refused(tmp_path, far):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    model.me = nnx.Linear(2, 2, rngs=nnx.Rngs(0)) if far else model
+    model.me.me = model
+    with pccheck.Checkpointer(tmp_path) as ck, pytest.raises(UnsupportedLeafError, match="contains itself"):
+        ck.save(1, {"model": model})
 
 
 def test_sharded_trees_come_back_in_their_shardings(tmp_path):

@@ -27,7 +27,10 @@ SAMPLES = {
     "MediumError": (("write", "/run/ck/slot-000.pcc", IO, 4096), ["write", "slot-000.pcc", "4096", "Input/output"]),
     "StoreGoneError": (("sync", "/run/ck/CHECK", IO), ["sync", "/run/ck/CHECK"]),
     "FormatError": (("not of this format",), ["not of this format"]),
-    "DamagedError": (("slot-000.pcc", "digest differs"), ["slot-000.pcc", "digest differs"]),
+    "DamagedError": (
+        ("slot-000.pcc", "digest differs"),
+        ["slot-000.pcc", "digest differs", "pccheck inspect --verify PATH", "restore an older step"],
+    ),
     "NoValidCheckpointError": (("/run/ck", ["slot 0: torn"]), ["/run/ck", "slot 0: torn", "inspect --verify"]),
     "ReusedError": (("reused",), ["reused"]),
     "CapacityError": (("/run/ck", 5_000_000, 1_000), ["/run/ck", "5,000,000", "1,000", "lower in_flight"]),
@@ -140,3 +143,10 @@ def test_a_leaf_is_told_of_as_it_was_used():
     restoring = saving.at("", restoring=True)
     assert "cannot restore the state itself of type set: no order" in str(restoring)
     assert (restoring.type_name, restoring.reason, restoring.restoring) == ("set", "no order", True)
+
+
+def test_where_none_verifies_no_older_step_is_advised():
+    told = [f"slot {n}: {make('DamagedError')}" for n in range(2)]
+    error = errors.NoValidCheckpointError("/run/ck", told)
+    assert "older step" not in str(error)
+    assert str(error).count("digest differs") == 2

@@ -183,3 +183,102 @@ def test_the_command(root):
     assert "jax" not in told
     (root / "10/params/rank-00000.pcc").unlink()
     assert run(root).returncode == 1
+
+
+def orbax_item(folder: Path, name: str) -> None:
+    """What a handler of Orbax's own leaves of an item: `_METADATA` of a tree, `metadata` of JSON."""
+    folder.mkdir(parents=True)
+    (folder / name).write_text("{}")
+    (folder / "d").mkdir()
+    (folder.parent / "_CHECKPOINT_METADATA").write_text("{}")
+
+
+def inspected(path: Path, *options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pccheck", "inspect", str(path), *options], capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_what_orbax_saved_itself_is_listed_and_not_judged(root):
+    orbax_item(root / "8/params", "_METADATA")
+    orbax_item(root / "10/data", "metadata")
+    orbax_item(root / "12.orbax-checkpoint-tmp/params.orbax-checkpoint-tmp", "_METADATA")
+    folders, stores, slots = names(root, verify=True)
+    assert {name: found for name, found in slots.items() if found[0] == "of Orbax"} == {
+        "8/params": ("of Orbax", "-"),
+        "10/data": ("of Orbax", "-"),
+    }
+    assert [slot.step for slot in folders.slots if slot.state == "of Orbax"] == [8, 10]
+    assert (folders.valid, folders.damaged, exit_code([folders, *stores])) == (2, 0, 0)
+    status, text = inspected(root, "--json")
+    found = {slot["file"]: slot for slot in json.loads(text)["stores"][0]["slots"]}
+    assert status == 0
+    assert (found["10/data"]["state"], found["10/data"]["verdict"]) == ("of Orbax", "-")
+
+
+def test_steps_of_orbax_alone_are_called_that(tmp_path):
+    orbax_item(tmp_path / "root/3/params", "_METADATA")
+    orbax_item(tmp_path / "root/3/data", "metadata")
+    for path, shown in (("root", "3/data"), ("root/3", "params"), ("root/3/params", ".")):
+        status, text = inspected(tmp_path / path)
+        assert status == 1
+        assert "steps of Orbax's own handlers" in text
+        assert f"\n{shown} " in text
+        assert "not a pccheck store" not in text
+        assert "0 valid checkpoints, nothing damaged" in text
+        with pytest.raises(UsageError, match="Orbax's own handlers"):
+            pccheck.open(tmp_path / path)
+
+
+def test_a_stray_check_hides_no_steps(root):
+    before = names(root)[2]
+    with pccheck.Checkpointer(root.parent / "stray"):
+        pass
+    shutil.copy(root.parent / "stray/CHECK", root / "CHECK")
+    folders, stores, slots = names(root)
+    assert slots == before
+    assert [store.path for store in stores] == [str(root / STORE)]
+    assert exit_code([folders, *stores]) == 0
+    newest = str(root / "10/params")
+    with pytest.raises(UsageError, match=f"<root>/<step>/<item>, such as {newest}$"):
+        pccheck.open(root)
+    with pccheck.open(newest) as view:
+        assert view.steps() == [10]
+
+
+def test_checkpoints_of_a_checkpointer_among_steps_are_shown_too(root):
+    with pccheck.Checkpointer(root.parent / "own") as ck:
+        ck.save(77, {"a": 1}).durable.result(30)
+    shutil.copytree(root.parent / "own", root, dirs_exist_ok=True)
+    folders, _, own = audit(root)
+    assert (folders.valid, own.path, own.valid) == (2, str(root), 1)
+    assert pccheck.open(root).steps() == [77]
+
+
+def test_no_checkpointer_saves_among_steps_of_orbax(root):
+    before = sorted(os.listdir(root))
+    for keep in (0, 1):
+        with pytest.raises(UsageError, match=r"pccheck_orbax\.CheckpointManager.* another directory"):
+            pccheck.Checkpointer(root, keep=keep)
+    ranks = pccheck.SharedDirectory(root.parent / "agree", rank=0, world=1)
+    with pytest.raises(UsageError, match=r"pccheck_orbax\.CheckpointManager"):
+        pccheck.Checkpointer(root, coordinator=ranks)
+    assert sorted(os.listdir(root)) == before
+    with pccheck.Checkpointer(root / STORE, keep=0, chunk_bytes=CHUNK) as ck:
+        save(ck, root / "12/params", 12)
+
+
+def test_what_adapters_note_for_themselves_is_not_shown(root):
+    noted = {"shardings": {"kinds": [], "of": []}, "step_name": "ckpt_12", "custom_metadata": {"by": "me"}}
+    with pccheck.Checkpointer(root / STORE, keep=0, chunk_bytes=CHUNK) as ck:
+        folder = root / "12/params"
+        folder.mkdir(parents=True)
+        ck.save(12, {"a": 1}, metadata=noted, link=folder / links.rank_name(0)).durable.result(30)
+        links.finish(folder, 1)
+    status, text = inspected(root)
+    assert status == 0
+    assert "shardings" not in text
+    assert "step_name" not in text
+    assert '{"by": "me"}' in text
+    assert links.load(folder).metadata == noted
