@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
@@ -40,27 +40,22 @@ class Deleter:
             self._trash = Trash(root, threads=threads, pending=pending, timeout_s=self._timeout_s)
         self._cleans = bool(options.cleanup_tmp_directories)
 
-    def sweep(self, in_flight: set[str]) -> None:
+    def sweep(self, in_flight: set[str], *, temporary: bool) -> None:
         """Remove what crashes have left; call it once this process is the one that writes, not where it only looks.
 
         A manager that was opened to look at a running job took the folders of its saves in flight for left ones, and
-        both their saves and the job waited for these. `in_flight`: names of steps that stay.
+        both their saves and the job waited for these. `in_flight`: names of steps that stay;
+        `temporary`: temporary folders too, not the trash alone.
         """
         if self._trash is None:
             return
 
         def stale(name: str) -> bool:
-            step, temporary, _ = name.partition(TEMPORARY)
-            return bool(self._cleans and temporary) and step not in in_flight and not is_live(self._root / step)
+            step, suffix, _ = name.partition(TEMPORARY)
+            stays = step in in_flight or is_live(self._root / step)
+            return bool(temporary and self._cleans and suffix) and not stays
 
         self._trash.sweep(self._root, stale)
-
-    def clean(self, opening: Callable[[], None]) -> None:
-        """Remove what crashes have left where a class of the user's names it, by `opening` a manager that does."""
-        if self._cleans:
-            opening()
-        if self._trash is not None:
-            self._trash.sweep(self._root, lambda _: False)
 
     def delete(self, step: int, lanes: Sequence[Lane]) -> None:
         """Delete a step; return when its name is gone. Raises what it failed with."""
@@ -118,10 +113,16 @@ class Deleter:
         if lane is None:  # an interrupted wait made the stock manager forget it
             lane = lanes[0]
             lane.manager.reload()
+        name = self._names.build_name(step)
         if lane.knows(step):
-            lane.manager.delete(step)
+            try:
+                lane.manager.delete(step)
+            except FileNotFoundError:  # the trash may have been removed, empty, under its rename
+                if self._trash is None or self._subdir is not None or not self._trash.take(self._root / name):
+                    raise
+                lane.manager.reload()
         if self._trash is not None and self._subdir is None:
-            self._trash.take(self._root / TRASH / self._names.build_name(step))
+            self._trash.take(self._root / TRASH / name)
 
     def _end_all(self) -> None:
         deletions, self._deletions = self._deletions, []

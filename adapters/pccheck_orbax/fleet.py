@@ -143,9 +143,6 @@ class Fleet:
     def start(self, lane: Lane, info: StepInfo, save: dict[str, Any]) -> None:
         """Start a save on the lane that was taken; whatever it raises, with the step in its notes."""
         self._deleter.settle(info.step)
-        if not (self._swept or self._ours):
-            self._deleter.clean(self._open_cleaning)  # before: only the user's class tells what is in flight
-            self._swept = True
         try:
             lane.start(info, save)
         except BaseException as error:
@@ -155,7 +152,8 @@ class Fleet:
         if self._processes is None:
             self._turn += 1  # a lane that refused is tried again
         if not self._swept:  # after: the save has its store's lock, so that no other process writes here
-            self._deleter.sweep({self._names.build_name(step) for step in self.in_flight_steps()})
+            in_flight = {self._names.build_name(step) for step in self.in_flight_steps()}
+            self._deleter.sweep(in_flight, temporary=self._ours)
             self._swept = True
         if not self._options.enable_async_checkpointing:
             self._finish(lane)
@@ -308,13 +306,10 @@ class Fleet:
             sync_names(path.parent)
 
     def _open(self, directory: Any, name: str, metadata: Any) -> Lane:
-        options = lane_options(self._options, name, processes=self._processes, local=self._local, cleans=False)
+        # Names that a class of the user's made only that class knows: Orbax cleans up then, when it is opened.
+        cleans = self._options.cleanup_tmp_directories and not self._ours and name == "0"
+        options = lane_options(self._options, name, processes=self._processes, local=self._local, cleans=cleans)
         return open_lane(directory, options, metadata=metadata, logger=self._logger, handlers=self._handlers)
-
-    def _open_cleaning(self) -> None:
-        """Have a stock manager remove temporary folders as it does when it is opened; with Orbax's handlers."""
-        options = lane_options(self._options, "clean", processes=self._processes, local=self._local, cleans=True)
-        open_lane(self.directory, options, metadata=None, logger=None, handlers=dict).close()
 
     def _meet(self, what: str) -> None:
         meet(self._options, self._processes, what, self._turn, self._root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -96,16 +97,21 @@ class Slow:
 
 
 @pytest.mark.parametrize("strikes", [1, 2])
-def test_an_interrupt_waits_for_the_copy_and_a_second_one_drops_the_step(tmp_path, strikes):
-    state = Slow()
+def test_an_interrupt_waits_for_the_copy_and_a_second_one_drops_the_step(tmp_path, request, strikes):
+    state, struck = Slow(), threading.Semaphore(0)
+
+    def handle(number, frame):
+        struck.release()
+        raise KeyboardInterrupt
 
     def strike():
         assert state.begun.wait(60)
         for _ in range(strikes):
             os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait(0.3)
+            assert struck.acquire(timeout=60)  # two signals at once would be one
         state.go.set()
 
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, handle)))
     with CheckpointManager(tmp_path, in_flight=2, handler_registry=registry) as manager:
         thread = threading.Thread(target=strike)
         thread.start()

@@ -209,15 +209,17 @@ def test_the_first_save_removes_what_a_crash_left_where_that_is_asked_for_and_op
     assert sorted(os.listdir(tmp_path)) == ["1", "3", "4", "5", "notes.orbax-checkpoint-tmp.txt"]
 
 
-def test_a_class_of_the_users_has_its_left_folders_removed_at_the_first_save_too(tmp_path):
+def test_a_class_of_the_users_has_its_left_folders_removed_as_in_a_stock_manager(tmp_path):
     chosen = ocp.path.atomicity.AtomicRenameTemporaryPath
     options = ocp.CheckpointManagerOptions(temporary_path_class=chosen, cleanup_tmp_directories=True)
     (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
     with ours(tmp_path, options) as manager:
         assert manager.all_steps() == []
-        assert os.listdir(tmp_path) == ["3.orbax-checkpoint-tmp"]
-        assert manager.save(5, args=Save([5]))
-    assert os.listdir(tmp_path) == ["5"]
+        for step in (5, 6, 7):  # one on each lane, while the first may still be cleaning
+            assert manager.save(step, args=Save([step]))
+        manager.wait_until_finished()
+        assert manager.durable_steps() == [5, 6, 7]
+    assert sorted(os.listdir(tmp_path)) == ["5", "6", "7"]
 
 
 @pytest.mark.parametrize("saves", [False, True])

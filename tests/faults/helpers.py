@@ -74,13 +74,27 @@ def records(directory: Path) -> dict[Path, format.Record]:
 
 
 def open_descriptors() -> int:
-    """Give how many descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+    """Give how many files this process has open; sockets and pipes may be another library's, of an earlier test."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("/")
+        except FileNotFoundError:
+            pass  # that of the listing itself
+    return count
 
 
 def threads_of_pccheck() -> int:
-    """Give how many threads this process has, native ones included."""
-    return len(os.listdir("/proc/self/task"))
+    """Give how many threads pccheck has: those of Python by their names, native ones by what they told the kernel."""
+    named = [t for t in threading.enumerate() if t.name.startswith("pccheck")]
+    native = 0
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as comm:
+                native += comm.read().startswith("pcc")
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # another library's, that has just ended
+    return len(named) + native
 
 
 def resident_bytes() -> int:
