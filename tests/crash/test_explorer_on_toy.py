@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 from pccheck.testing.crash import explore
@@ -23,6 +25,33 @@ def test_a_right_store_is_found_right():
     assert report.images > report.distinct > 50
     assert report.reopened > 20
     print(report)
+
+
+class WarningSystem(ToySystem):
+    """A toy at whose opening something is warned of."""
+
+    def __init__(self, warn):
+        super().__init__()
+        self.warn = warn
+
+    def open(self, volume):
+        self.warn()
+        return super().open(volume)
+
+
+async def left_behind():
+    pass
+
+
+def warn():
+    warnings.warn("damaged", RuntimeWarning, stacklevel=1)
+
+
+@pytest.mark.filterwarnings("ignore:damaged", "ignore:coroutine 'left_behind' was never awaited")  # of the run itself
+def test_what_recovery_warns_of_is_a_fault_and_what_others_left_is_none():
+    found = explore(three_saves, WarningSystem(warn), stop_at="")
+    assert {v.fault for v in found.violations} == {"I2: recovery warns: damaged"}
+    assert explore(three_saves, WarningSystem(left_behind), resumes=()).ok
 
 
 @pytest.mark.parametrize(
