@@ -15,18 +15,14 @@ keys of a session are removed once all of its ranks have left, or all ranks of a
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import jax
 
-from pccheck.errors import ClosedError, CoordinatorLostError, OptionError, RanksError, UsageError
+from pccheck.deadlines import Calls
+from pccheck.errors import ClosedError, OptionError, RanksError, UsageError
 
-T = TypeVar("T")
 _MAX_PREVIOUS = 64
 _NEEDED = ("key_value_set_bytes", "key_value_try_get_bytes", "key_value_dir_get_bytes", "key_value_delete")
 
@@ -62,7 +58,7 @@ class JaxCoordinator:
         self._previous: list[str] = []  # tokens of sessions whose ranks died, to be cleared
         self._complete = False  # every rank was heard in this session
         self._closed = False
-        self._calls = _Calls(timeout_s)
+        self._calls = Calls(timeout_s, service="JAX's coordination service", host="process 0")
         if self.rank == 0:
             self._calls.run(self._open)
 
@@ -230,43 +226,3 @@ def _client() -> Any:
             f"the coordination client of jax {jax.__version__} has no {', '.join(missing)}; use pccheck.SharedDirectory"
         )
     return client
-
-
-@final
-class _Calls:
-    """Runs calls one after the other on a thread of its own, each with a deadline: a service may hang."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self.lost = ""  # why no call can succeed any more
-        threading.Thread(target=self._work, name="pccheck jax", daemon=True).start()
-
-    def run(self, call: Callable[[], T]) -> T:
-        """Give what a call gives; CoordinatorLostError where it fails or takes too long."""
-        if self.lost:
-            raise CoordinatorLostError(self.lost)
-        future: Future[T] = Future()
-        self._queue.put((call, future))
-        try:
-            return future.result(self._timeout_s)
-        except (RanksError, UsageError):
-            raise
-        except (RuntimeError, OSError, ValueError) as error:
-            what = str(error).splitlines()[0] if str(error) else f"no answer within {self._timeout_s:.1f} s"
-            self.lost = (
-                f"JAX's coordination service is lost ({what}): is process 0 gone? What all ranks agreed on before is "
-                "safe; start the job again"
-            )
-            raise CoordinatorLostError(self.lost) from error
-
-    def end(self) -> None:
-        self._queue.put(None)
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            call, future = item
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, final
 import jax
 import numpy as np
 
+from pccheck.deadlines import reached
 from pccheck.devices import Run
 from pccheck.errors import UsageError
 
 BLOCK_BYTES = 4 << 20  # of one slice: large enough for the bus, and few enough programs to compile
 _ROOM = 1.1  # of a shadow: free memory over its bytes, since allocators round up
-_POLL_S = (50e-6, 1e-3)  # first and longest pause
 _MAX_INDEX = 2**31 - 1  # of a slice's first row
 
 
@@ -168,7 +168,8 @@ class JaxTicket:
             return False
         try:
             while self._left and self._error is None:
-                if not _wait_ready(self._left[-1].array, end):
+                computed = functools.partial(_is_over, self._left[-1].array)
+                if not reached(computed, end - time.monotonic()):  # `block_until_ready` knows no time-out
                     return False
                 self._copy(self._left[-1])
         finally:
@@ -188,16 +189,8 @@ class JaxTicket:
             self._left.pop()
 
 
-def _wait_ready(array: Any, end: float) -> bool:
-    """Wait by asking now and then: `block_until_ready` knows no time-out."""
-    pause = _POLL_S[0]
-    while not (array.is_deleted() or array.is_ready()):
-        left = end - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _POLL_S[1])
-    return True
+def _is_over(array: Any) -> bool:
+    return bool(array.is_deleted() or array.is_ready())
 
 
 def _pieces(run: Run, address: int) -> list[_Piece]:

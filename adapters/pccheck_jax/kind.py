@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import jax
@@ -17,7 +18,7 @@ import numpy as np
 
 from pccheck.leaves import Box, DeviceBytes, HostBytes, LeafKind, LeafSpec
 from pccheck_jax import arrays, devices, holding, placing
-from pccheck_jax.places import NOWHERE, Share, are_on_host, are_single, different, is_on_host, is_single, shares
+from pccheck_jax.places import NOWHERE, Share, are_on_host, are_single, different, is_on_host, shares
 
 _avals, _shardings = operator.attrgetter("aval"), operator.attrgetter("sharding")
 _pointer = operator.methodcaller("unsafe_buffer_pointer")
@@ -56,21 +57,7 @@ class JaxKind(LeafKind):
 
     def describe(self, value: Any) -> LeafSpec:
         """Give the spec; raises UnsupportedLeafError for a deleted array, a tracer, a Ref, and unknown dtypes."""
-        arrays.assert_storable(value)
-        spec = arrays.spec_of(value)
-        share = self._share(value)
-        if share.shard == NOWHERE and not value.shape:
-            raise arrays.refused(
-                value, "it has no axes, and lies on devices of other processes only; leave it out here"
-            )
-        if share.box is None:
-            return spec
-        itemsize = spec.nbytes // max(1, _elements(spec.shape))
-        box = _with_axes(share.box, spec.shape)
-        return LeafSpec(
-            kind=spec.kind, dtype=spec.dtype, shape=spec.shape, nbytes=box.elements * itemsize, extra=spec.extra,
-            box=box,
-        )  # fmt: skip
+        return self._described(value)[1]
 
     def fingerprint(self, values: Sequence[Any]) -> object:
         """Give dtype, shape, weak type and sharding of all."""
@@ -95,37 +82,30 @@ class JaxKind(LeafKind):
         """Give that and where each begins in memory, if they are unchanged."""
         if not fingerprint.fits(values):
             return None
-        if self._as_device or not fingerprint.is_plain:
+        if self._as_device or not fingerprint.is_on_host:
             return self.hold(values), self.addresses(values)
-        kept, found = holding.hold(values, fingerprint.by_capsule)
-        return kept, self._pointers(values) if found is None else found
+        local = self._locals(values)
+        kept, found = holding.hold(local, fingerprint.by_capsule)
+        return kept, self._starts(values, local, _pointers(local) if found is None else found)
 
     def addresses(self, values: Sequence[Any]) -> Sequence[int]:
         """Give where the part that is stored of each begins in memory; raises for deleted arrays."""
-        if are_single(values):
-            return self._pointers(values)
-        found = np.zeros(len(values), np.uint64)
-        for n, value in enumerate(values):
-            share = self._share(value)
-            local = value.addressable_data(share.shard)
-            first = share.rows[0] if share.rows else 0
-            found[n] = local.unsafe_buffer_pointer() + first * _row_bytes(local)
-        return found  # type: ignore[return-value]
+        local = self._locals(values)
+        return self._starts(values, local, _pointers(local))
 
     def host_bytes(self, value: Any) -> HostBytes | DeviceBytes:
         """Give the memory of an array on the CPU backend, or a device's; of keys, and of odd layouts, a copy."""
-        share = self._share(value)
-        spec = self.describe(value)
+        share, spec = self._described(value)
         if not spec.nbytes:
             return HostBytes(address=0, nbytes=0, keep=None, stable=True)
-        if (self._as_device or not is_on_host(value.sharding)) and not arrays.is_key(value):
+        is_key = arrays.is_key(value)
+        if not is_key and (self._as_device or not is_on_host(value.sharding)):
             return self._on_device(value, share, spec)
         local = arrays.numbers_of(value).addressable_data(share.shard)
         view = np.asarray(local)
         mine = view if share.rows is None else view[slice(*share.rows)]
-        place = mine.ctypes.data
-        first = share.rows[0] * _row_bytes(local) if share.rows else 0
-        if view.flags.c_contiguous and not arrays.is_key(value) and place == local.unsafe_buffer_pointer() + first:
+        place, first = mine.ctypes.data, _first_byte(local, share)
+        if view.flags.c_contiguous and not is_key and place == local.unsafe_buffer_pointer() + first:
             alias = (place, spec.dtype, mine.shape)
             return HostBytes(address=place, nbytes=spec.nbytes, keep=value, alias=alias, stable=True)
         own = np.ascontiguousarray(mine)
@@ -182,6 +162,19 @@ class JaxKind(LeafKind):
         """Give the spec of another kind's leaf; None for a dtype that jax does not have."""
         return super().adopt(spec, dtype) if dtype in arrays.DTYPES else None
 
+    def _described(self, value: Any) -> tuple[Share, LeafSpec]:
+        arrays.assert_storable(value)
+        spec, share = arrays.spec_of(value), self._share(value)
+        if share.shard == NOWHERE and not value.shape:
+            raise arrays.refused(
+                value, "it has no axes, and lies on devices of other processes only; leave it out here"
+            )
+        if share.box is None:
+            return share, spec
+        itemsize = spec.nbytes // max(1, _elements(spec.shape))
+        box = _with_axes(share.box, spec.shape)
+        return share, replace(spec, nbytes=box.elements * itemsize, box=box)
+
     def _on_device(self, value: Any, share: Share, spec: LeafSpec) -> DeviceBytes:
         local = value.addressable_data(share.shard)
         try:
@@ -193,9 +186,6 @@ class JaxKind(LeafKind):
         source = devices.Source(local, share.rows)
         return DeviceBytes(device=devices.device_of(local), source=source, nbytes=spec.nbytes, alias=alias)
 
-    def _pointers(self, values: Sequence[Any]) -> Sequence[int]:
-        return np.fromiter(map(_pointer, values), np.uint64, len(values))  # type: ignore[return-value]
-
     def _share(self, value: Any) -> Share:
         return _shares(value)[self._number]
 
@@ -204,17 +194,24 @@ class JaxKind(LeafKind):
             return values
         return [value.addressable_data(self._share(value).shard) for value in values]
 
+    def _starts(self, values: Sequence[Any], local: Sequence[Any], addresses: Sequence[int]) -> Sequence[int]:
+        """Give where the stored rows of each begin, whose local arrays lie at these addresses."""
+        if local is values:
+            return addresses
+        firsts = [_first_byte(one, self._share(value)) for value, one in zip(values, local, strict=True)]
+        return addresses + np.array(firsts, np.uint64)  # type: ignore[return-value]
+
 
 class _Fingerprint:
     """What tells two rows of arrays apart, but for addresses. Keeps none of them alive.
 
-    What follows from dtypes and shardings alone is found once: `is_plain` = each lies on one device, in host memory;
+    What follows from dtypes and shardings alone is found once: `is_on_host` = all lie in host memory;
     `by_capsule` = what `holding.unnamed` gives.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._told, self._where = list(map(_avals, values)), list(map(_shardings, values))
-        self.is_plain = all(is_single(each) and is_on_host(each) for each in different(self._where))
+        self.is_on_host = all(map(is_on_host, different(self._where)))
         self.by_capsule = holding.unnamed(aval.dtype for aval in self._told)
 
     def fits(self, values: Sequence[Any]) -> bool:
@@ -235,8 +232,13 @@ def _elements(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _row_bytes(local: Any) -> int:
-    return local.nbytes // local.shape[0] if local.ndim and local.shape[0] else 0
+def _pointers(values: Sequence[Any]) -> Sequence[int]:
+    return np.fromiter(map(_pointer, values), np.uint64, len(values))  # type: ignore[return-value]
+
+
+def _first_byte(local: Any, share: Share) -> int:
+    """Give where what is stored of a local array begins in it; rows are of arrays that have elements."""
+    return share.rows[0] * (local.nbytes // local.shape[0]) if share.rows else 0
 
 
 def _with_axes(box: Box, shape: tuple[int, ...]) -> Box:

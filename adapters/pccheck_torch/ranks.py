@@ -1,4 +1,4 @@
-"""Ranks that agree through a `torch.distributed` store, without any collective (imports torch and pccheck.errors).
+"""Ranks that agree through a `torch.distributed` store, without any collective (imports torch, pccheck.errors).
 
 Keys, below `pccheck/<name>/`:
 
@@ -16,22 +16,17 @@ ranks have left, or all ranks of a later session have been heard.
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future
 from datetime import timedelta
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
+from pccheck.deadlines import Calls
 from pccheck.errors import ClosedError, CoordinatorLostError, OptionError, RanksError, UsageError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-T = TypeVar("T")
 
 
 @final
@@ -75,7 +70,9 @@ class StoreCoordinator:
         self._previous: list[bytes] = []  # sessions of ranks that died, to be cleared
         self._complete = False  # every rank was heard in this session
         self._closed = False
-        self._calls = _Calls(timeout_s)
+        self._calls = Calls(
+            timeout_s, service="the store through which the ranks agree", host="the process that hosts it"
+        )
         self._store: Any = self._origin
         self._calls.run(self._connect)
 
@@ -233,49 +230,6 @@ def _each(session: bytes) -> list[bytes]:
     """Give token and world of a session, and of those before it."""
     words = session.split()
     return [b" ".join(words[at : at + 2]) for at in range(0, len(words), 2)]
-
-
-@final
-class _Calls:
-    """Runs calls one after the other on a thread of its own, each with a deadline.
-
-    A host that hangs, rather than dies, leaves `check` waiting for ever and `get` for far longer than its time-out.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
-        self.lost = ""  # why no call can succeed any more
-        threading.Thread(target=self._work, name="pccheck store", daemon=True).start()
-
-    def run(self, call: Callable[[], T]) -> T:
-        """Give what a call gives; CoordinatorLostError where it fails or takes too long."""
-        if self.lost:
-            raise CoordinatorLostError(self.lost)
-        future: Future[T] = Future()
-        self._queue.put((call, future))
-        try:
-            return future.result(self._timeout_s)
-        except RanksError:
-            raise
-        except (RuntimeError, OSError) as error:  # the errors of torch's stores are RuntimeErrors
-            what = str(error).splitlines()[0] if str(error) else f"no answer within {self._timeout_s:.1f} s"
-            self.lost = (
-                f"the store through which the ranks agree is lost ({what}): is the process that hosts it gone? What "
-                "all ranks agreed on before is safe; start the job again"
-            )
-            raise CoordinatorLostError(self.lost) from error
-
-    def end(self) -> None:
-        self._queue.put(None)
-
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            call, future = item
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
 
 
 def _defaults(store: Store | None, rank: int | None, world: int | None, timeout_s: float) -> tuple[Store, int, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.adapters.jobs import free_port, outputs
 
 PROGRAM = Path(__file__).with_name("dcp_ranks.py")
 pytestmark = pytest.mark.slow
@@ -17,9 +18,7 @@ pytestmark = pytest.mark.slow
 
 def run(scenes, world, folder):
     """Run scenes on some ranks; give what each rank found, by scene."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
@@ -28,12 +27,7 @@ def run(scenes, world, folder):
         )
         for rank in range(world)
     ]  # fmt: skip
-    try:
-        ended = [rank.communicate(timeout=250) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    ended = outputs(ranks, 250)
     told = "\n".join(f"rank {i}: {err[-6000:]}" for i, (_, err) in enumerate(ended) if ranks[i].returncode)
     assert not told, told
     found = [json.loads(out.splitlines()[-1]) for out, _ in ended]

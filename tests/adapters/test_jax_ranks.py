@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,18 +11,16 @@ import pytest
 pytest.importorskip("jax")
 
 from pccheck_jax import JaxCoordinator
-from pccheck_jax.coordinator import _Calls
 
-from pccheck.errors import CoordinatorLostError, OptionError, RanksError, UsageError
+from pccheck.errors import OptionError, UsageError
+from tests.adapters.jobs import free_port, outputs
 
 WORKER = Path(__file__).with_name("jax_rank_worker.py")
 
 
 def run(scene, folder, world, devices, place="service", *, codes=(0,)):
     """Run a scene in `world` processes; give the lines of each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, WORKER, scene, folder, str(rank), str(world), str(port), str(devices), place],
@@ -32,14 +28,10 @@ def run(scene, folder, world, devices, place="service", *, codes=(0,)):
         )
         for rank in range(world)
     ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=150) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (out, err) in zip(processes, outputs, strict=True):
+    told = outputs(processes, 150)
+    for process, (out, err) in zip(processes, told, strict=True):
         assert process.returncode in codes, out + err
-    return [out.splitlines() for out, _ in outputs]
+    return [out.splitlines() for out, _ in told]
 
 
 @pytest.mark.parametrize("place", ["service", "folder"])
@@ -77,25 +69,3 @@ def test_without_jax_distributed_it_says_what_to_call():
         JaxCoordinator(timeout_s=0)
     with pytest.raises(OptionError):
         JaxCoordinator(name="a/b")
-
-
-def test_a_service_that_hangs_or_fails_is_lost_for_good():
-    answer = threading.Event()
-    calls = _Calls(0.05)
-    assert calls.run(lambda: 3) == 3
-    with pytest.raises(CoordinatorLostError, match="no answer within"):
-        calls.run(answer.wait)
-    answer.set()
-    with pytest.raises(CoordinatorLostError, match="no answer within"):
-        calls.run(lambda: 3)
-    calls.end()
-    calls = _Calls(30.0)
-    with pytest.raises(RanksError, match="another"):
-        calls.run(lambda: _raise(RanksError("another", [1])))
-    with pytest.raises(CoordinatorLostError, match="UNAVAILABLE"):
-        calls.run(lambda: _raise(RuntimeError("UNAVAILABLE: gone\nmore")))
-    calls.end()
-
-
-def _raise(error):
-    raise error

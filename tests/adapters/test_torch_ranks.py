@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import torch.distributed as dist  # noqa: E402
 from pccheck_torch.ranks import StoreCoordinator  # noqa: E402
 
 from pccheck.errors import ClosedError, CoordinatorLostError, OptionError, RanksError, UsageError  # noqa: E402
+from tests.adapters.jobs import free_port, outputs  # noqa: E402
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 HOST = """
@@ -301,12 +301,6 @@ def test_the_default_process_group_says_who_it_is():
 # -- whole jobs -------------------------------------------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def job(folder, *options, world=3, worker=WORKER):
     """Start all ranks as `env://` does, and give each one's status and lines."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
@@ -318,11 +312,7 @@ def job(folder, *options, world=3, worker=WORKER):
         )
         for rank in range(world)
     ]  # fmt: skip
-    try:
-        return [(p.communicate(timeout=90)[0].splitlines(), p.returncode) for p in started]
-    finally:
-        for process in started:
-            process.kill()
+    return [(out.splitlines(), p.returncode) for (out, _), p in zip(outputs(started, 90), started, strict=True)]
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ FLOORS = {
     | {"storage.media", "storage.memory", "storage.fileio", "storage.filesystem", "storage.forks", "storage.outside"}
     | {"storage.buffers", "storage.digest", "storage.whole", "saving.sizing", "saving.background", "_native"}
     | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
-    | {"state.assigning", "holding"}
+    | {"state.assigning", "holding", "deadlines"}
     | {"dlpack", "state.planner", "state.assembly", "state.describing", "state.owning", "state.filling", "state.shape"},
     0: {"errors", "options", "format", "events", "version", "leaves", "devices", "containers"}
     | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
@@ -158,7 +158,7 @@ def test_import_pccheck_loads_no_framework():
 def test_adapters_use_public_names_only(adapters):
     import pccheck
 
-    rooms = ("leaves", "errors", "devices", "dlpack", "containers", "holding")
+    rooms = ("leaves", "errors", "devices", "dlpack", "containers", "holding", "deadlines")
     public = {f"pccheck.{name}" for name in (*pccheck.__all__, *rooms)}
     siblings = {"pccheck_orbax": {"pccheck_jax"}}
     wrong = []

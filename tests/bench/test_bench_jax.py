@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -22,8 +16,8 @@ from tests.bench.jax_contenders import Orbax, PccheckJax, PccheckOrbax
 from tests.bench.jax_measures import Kind, measure_jax_memory, measure_kinds, measure_restore, save_once
 from tests.bench.jax_states import TURNS, Arrays, bytes_of, many
 from tests.bench.loops import Loop
+from tests.bench.smoke import Stale, quick_run
 
-ROOT = Path(__file__).parents[2]
 SMALL = Loop(state_bytes=0, step_s=0.001, every=2, intervals=2)
 LEAVES = many(30, 1024)
 KINDS = {
@@ -59,27 +53,9 @@ def test_memory_is_measured_around_saves_that_restore(tmp_path):
     assert found.saving_bytes >= 0
 
 
-class Stale:
-    """Saves the first state only: what a measurement must not let pass."""
-
-    name, in_flight = "stale", 1
-
-    def __init__(self):
-        self._inner = PccheckJax(1)
-        self._saved = False
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def save(self, step, state):
-        if not self._saved:
-            self._inner.save(step, state)
-        self._saved = True
-
-
 def test_a_contender_that_does_not_save_is_found_out(tmp_path):
     with pytest.raises(AssertionError, match="restored another state"):
-        measure_kinds(Stale(), tmp_path / "steps", LEAVES, KINDS)
+        measure_kinds(Stale(PccheckJax(1)), tmp_path / "steps", LEAVES, KINDS)
 
 
 @pytest.mark.parametrize("donated", [True, False])
@@ -117,22 +93,10 @@ def test_every_changed_bit_and_every_leaf_that_is_missing_or_new_is_a_difference
 
 @pytest.mark.slow
 def test_quick_run_has_the_rows_that_are_asked_for(tmp_path):
-    out, work = tmp_path / "bench.json", tmp_path / "work"
-    work.mkdir()
     names = ["orbax", "orbax-leaves", "orbax-memory", "orbax-restore"]
     match = "(^|device.*: )(pccheck_orbax, in_flight 2|Orbax)$"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench", "--quick", f"--json={out}", f"--directory={work}", f"--match={match}"]
-        + [f"--only={name}" for name in names],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert os.listdir(work) == [], "the benchmark left files behind"
-    tables = {table["name"]: table for table in json.loads(out.read_text())["tables"]}
+    found, text = quick_run(tmp_path, f"--match={match}", *(f"--only={name}" for name in names))
+    tables = {table["name"]: table for table in found["tables"]}
     assert list(tables) == names
     rows = {"pccheck_orbax, in_flight 2", "Orbax"}
     for name, table in tables.items():
@@ -140,4 +104,4 @@ def test_quick_run_has_the_rows_that_are_asked_for(tmp_path):
         assert {row[""] for row in table["rows"]} == rows | ({Nothing.name} if loops else set()), name
         assert all(row["restored"][0] == row["restored"][-1] for row in table["rows"] if loops)
         assert not any("python" in column for row in table["rows"] for column in row)
-        assert all(row[""] in done.stdout for row in table["rows"])
+        assert all(row[""] in text for row in table["rows"])

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -21,11 +15,11 @@ from tests.bench.lab import Lab, MeasurementError
 from tests.bench.loops import Loop, measure_slowdown
 from tests.bench.peers import DcpAsync, SafeTensors, TorchCheckpointing, TorchSave
 from tests.bench.scale import QUICK, size_text
+from tests.bench.smoke import ROOT, Stale, quick_run
 from tests.bench.states import MIB, Marks, differences, gpt_state, size_of
 from tests.bench.tables import Figure
 from tests.bench.trainers import KINDS, Training, measure_mode, measure_trainer
 
-ROOT = Path(__file__).parents[2]
 DCP = {DcpAsync().name, DcpAsync(process=True).name}
 PEERS = {TorchSave.name, SafeTensors.name, DcpAsync().name}
 OURS = {f"pccheck {snapshot}, in_flight {n}" for snapshot in ("lazy", "copy") for n in (1, 2, 3)}
@@ -64,23 +58,10 @@ ROWS = {  # what each table must have, where no disk can be limited by the kerne
 def quick(tmp_path_factory):
     """The tables of a quick run, by name, and its output."""
     folder = tmp_path_factory.mktemp("bench")
-    out, work = folder / "bench.json", folder / "work"
-    work.mkdir()
-    done = subprocess.run(
-        # no tool for a limited disk, so that no test mounts anything
-        [sys.executable, "-m", "tests.bench", "--quick", f"--json={out}", f"--directory={work}", "--slow-disk=none"]
-        + [f"--only={name}" for name in ROWS],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert os.listdir(work) == [], "the benchmark left files behind"
-    found = json.loads(out.read_text())
+    # no tool for a limited disk, so that no test mounts anything
+    found, text = quick_run(folder, "--slow-disk=none", *(f"--only={name}" for name in ROWS))
     assert found["machine"]["native extension"]
-    return {table["name"]: table for table in found["tables"]}, done.stdout
+    return {table["name"]: table for table in found["tables"]}, text
 
 
 @pytest.mark.slow
@@ -112,27 +93,9 @@ def test_a_restored_step_is_the_last_saved(tmp_path):
     assert found.ratio > 0
 
 
-class Stale:
-    """Saves the first state only: what a measurement must not let pass."""
-
-    name, in_flight = "stale", 1
-
-    def __init__(self):
-        self._inner = SafeTensors()
-        self._saved = False
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def save(self, step, state):
-        if not self._saved:
-            self._inner.save(step, state)
-        self._saved = True
-
-
 def test_a_contender_that_does_not_save_is_found_out(tmp_path):
     with pytest.raises(AssertionError, match="restored another state"):
-        measure_slowdown(Stale(), tmp_path / "store", SMALL)
+        measure_slowdown(Stale(SafeTensors()), tmp_path / "store", SMALL)
 
 
 class Late:

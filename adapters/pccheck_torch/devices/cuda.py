@@ -6,16 +6,15 @@ Nothing here runs unless a tensor is on a CUDA device.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from pccheck.deadlines import reached
 from pccheck_torch.devices.streams import Event, StreamDevice
 
-_POLL_S = (50e-6, 1e-3)  # first and longest pause: a chunk of 16 MiB takes 0.3 to 1 ms
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices of the process
 
 
@@ -121,11 +120,4 @@ class CudaEvent:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait by asking now and then: `synchronize` knows no time-out, and a hung GPU must not hang the program."""
-        end, pause = time.monotonic() + timeout_s, _POLL_S[0]
-        while not self.event.query():
-            left = end - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _POLL_S[1])
-        return True
+        return reached(self.event.query, timeout_s)
