@@ -130,13 +130,6 @@ class LeafKind(ABC):
         """
         return [self.host_bytes(value).address for value in values]  # type: ignore[union-attr]
 
-    def located(self, values: Sequence[Any], fingerprint: Any) -> Sequence[int] | None:
-        """Give what `addresses` gives, if `unchanged`, else None; may raise as either does.
-
-        Asked in place of both where all leaves have an alias: a kind that finds both out in one go does so here.
-        """
-        return self.addresses(values) if self.unchanged(values, fingerprint) else None
-
     def hold(self, values: Sequence[Any]) -> object:
         """Give what, beside the leaves, must be kept so that their memory stays as it is until it was captured.
 
@@ -148,8 +141,8 @@ class LeafKind(ABC):
     def held_at(self, values: Sequence[Any], fingerprint: Any) -> tuple[object, Sequence[int]] | None:
         """Give what `hold` and then `addresses` give, if `unchanged`, else None; may raise as any of them does.
 
-        Asked in place of the three about the leaves that are read in place and have an alias, where all of one have the
-        other: a kind that finds them out in one go does so here.
+        Asked in place of the three about the leaves that have an alias, unless `hold` is to be asked of others, or not
+        of all of them: a kind that finds them out in one go does so here.
         """
         return (self.hold(values), self.addresses(values)) if self.unchanged(values, fingerprint) else None
 

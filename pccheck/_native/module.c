@@ -56,6 +56,30 @@ uint64_t *copy_u64s(PyObject *object, const char *name, size_t *count) {
   return numbers;
 }
 
+/* -- results of unknown length --------------------------------------------------------------------------------------*/
+
+int add_text(text *t, const void *bytes, size_t count) {
+  if (t->used + count > t->room) {
+    size_t room = 2 * t->room + count;
+    uint8_t *grown = realloc(t->bytes, room);
+    if (!grown) {
+      PyErr_NoMemory();
+      return -1;
+    }
+    t->bytes = grown;
+    t->room = room;
+  }
+  if (count) memcpy(t->bytes + t->used, bytes, count);
+  t->used += count;
+  return 0;
+}
+
+PyObject *end_text(text *t, bool whole) {
+  PyObject *result = whole ? PyBytes_FromStringAndSize((const char *)t->bytes, (Py_ssize_t)t->used) : NULL;
+  free(t->bytes);
+  return result;
+}
+
 /* -- numbers in shared memory, addresses, digest --------------------------------------------------------------------*/
 
 static _Atomic uint64_t *word_at(const Py_buffer *view, Py_ssize_t offset) {

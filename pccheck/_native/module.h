@@ -19,6 +19,14 @@ typedef struct module_state {
 PyObject *raise_errno(int error);
 uint64_t *copy_u64s(PyObject *object, const char *name, size_t *count); /* malloc'ed; NULL with an error set */
 
+typedef struct text { /* begins as {0} */
+  uint8_t *bytes;
+  size_t used, room;
+} text;
+
+int add_text(text *t, const void *bytes, size_t count); /* -1 with an error set */
+PyObject *end_text(text *t, bool whole);                /* free it; give its bytes, NULL unless it is whole */
+
 /* module_job.c */
 typedef struct JobObject {
   PyObject_HEAD
@@ -59,6 +67,8 @@ PyObject *copy_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *digest_pieces(PyObject *module, PyObject *args, PyObject *kwargs);
 
 /* module_dlpack.c */
+#define DLPACK_MAJOR 1
+
 typedef struct dl_tensor { /* DLPack 1.3: https://dmlc.github.io/dlpack/latest/c_api.html */
   void *data;
   int32_t device_type, device_id;
@@ -68,6 +78,8 @@ typedef struct dl_tensor { /* DLPack 1.3: https://dmlc.github.io/dlpack/latest/c
   int64_t *shape, *strides;
   uint64_t byte_offset;
 } dl_tensor;
+
+static inline char *first_element(const dl_tensor *t) { return t->data ? (char *)t->data + t->byte_offset : NULL; }
 
 PyObject *describe_arrays(PyObject *module, PyObject *args);
 PyObject *check_arrays(PyObject *module, PyObject *args);

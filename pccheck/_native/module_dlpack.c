@@ -4,10 +4,8 @@
  * description is a buffer of `known_array`s, each followed by its shape and then its strides. */
 #include "module.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-#define DLPACK_MAJOR 1
 #define AHEAD 8       /* arrays: how far ahead memory is asked for that would else be waited for, one by one */
 #define MAX_AXES 4096 /* far beyond what any framework has: keeps sums of sizes small */
 
@@ -113,29 +111,8 @@ static size_t axes_bytes(int32_t ndim) { return (size_t)ndim * sizeof(int64_t); 
 
 /* -- the two functions ----------------------------------------------------------------------------------------------*/
 
-typedef struct text {
-  uint8_t *bytes;
-  size_t used, room;
-} text;
-
-static int put(text *t, const void *bytes, size_t count) {
-  if (t->used + count > t->room) {
-    size_t room = 2 * t->room + count;
-    uint8_t *grown = realloc(t->bytes, room);
-    if (!grown) {
-      PyErr_NoMemory();
-      return -1;
-    }
-    t->bytes = grown;
-    t->room = room;
-  }
-  if (count) memcpy(t->bytes + t->used, bytes, count);
-  t->used += count;
-  return 0;
-}
-
 PyObject *describe_arrays(PyObject *module, PyObject *args) {
-  PyObject *cls, *arrays, *result = NULL;
+  PyObject *cls, *arrays;
   asking a;
   text out = {0};
   (void)module;
@@ -147,12 +124,10 @@ PyObject *describe_arrays(PyObject *module, PyObject *args) {
     if (!whole) break;
     known_array known = known_of(&t);
     size_t axes = axes_bytes(t.ndim);
-    whole = put(&out, &known, sizeof known) == 0 && put(&out, t.shape, axes) == 0 && put(&out, t.strides, axes) == 0;
+    whole = !add_text(&out, &known, sizeof known) && !add_text(&out, t.shape, axes) && !add_text(&out, t.strides, axes);
   }
-  if (whole) result = PyBytes_FromStringAndSize((const char *)out.bytes, (Py_ssize_t)out.used);
-  free(out.bytes);
   Py_DECREF(a.arrays);
-  return result;
+  return end_text(&out, whole);
 }
 
 /* Whether a description goes on at `*at` with this array; then `*at` is behind it. */
@@ -183,7 +158,7 @@ PyObject *check_arrays(PyObject *module, PyObject *args) {
       look_ahead(&a, i);
       asked = ask(&a, i, &t) == 0;
       if (!asked || !goes_on(&description, &at, &t)) break;
-      uint64_t address = t.data ? (uint64_t)(uintptr_t)t.data + t.byte_offset : 0;
+      uint64_t address = (uint64_t)(uintptr_t)first_element(&t);
       memcpy((uint8_t *)addresses.buf + 8 * i, &address, 8);
     }
     if (fits && asked) result = PyLong_FromSsize_t(i == a.count && at == (size_t)description.len ? -1 : i);

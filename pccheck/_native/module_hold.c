@@ -33,7 +33,7 @@ static const dl_tensor *tensor_in(PyObject *capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor")) return &((dl_managed *)PyCapsule_GetPointer(capsule, "dltensor"))->tensor;
   if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) return NULL;
   const dl_versioned *versioned = PyCapsule_GetPointer(capsule, "dltensor_versioned");
-  return versioned->major == 1 ? &versioned->tensor : NULL;
+  return versioned->major == DLPACK_MAJOR ? &versioned->tensor : NULL;
 }
 
 static bool in_c_order(const dl_tensor *t) {
@@ -54,8 +54,8 @@ static int take_capsule(PyObject *capsule, Py_ssize_t i, Py_buffer *view) {
     PyErr_Format(PyExc_BufferError, "item %zd is no unused DLPack capsule of host memory in C order", i);
     return -1;
   }
-  char *data = t->data ? (char *)t->data + t->byte_offset : NULL;
-  return PyBuffer_FillInfo(view, capsule, data, 0, 1, PyBUF_SIMPLE); /* refers to the capsule, whose end lets go */
+  /* The view refers to the capsule, whose end lets go. */
+  return PyBuffer_FillInfo(view, capsule, first_element(t), 0, 1, PyBUF_SIMPLE);
 }
 
 /* -- all of them ----------------------------------------------------------------------------------------------------*/

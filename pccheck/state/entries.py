@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, final
 
 import msgspec
@@ -96,9 +97,8 @@ def check_sharing(leaves: Sequence[LeafEntry]) -> None:
     Else a small file could name the same bytes as the parts of any number of large arrays. What one entry alone may
     claim was checked before.
     """
-    starts = firsts(leaves)
     whose: dict[int, object] = {}  # by first byte
-    for start, end in zip(starts, [*starts[1:], len(leaves)], strict=True):
+    for start, end in pairwise([*firsts(leaves), len(leaves)]):
         parts = leaves[start:end]
         if len(parts) > 1:
             check_parts(parts[0].path, [e.spec() for e in parts])
@@ -131,10 +131,10 @@ class StoredLeaves:
     def of(cls, leaves: Sequence[LeafEntry]) -> StoredLeaves:
         """Give what the leaves of one manifest are, without the parts that other ranks may have."""
         specs, split = [entry.spec() for entry in leaves], {}
-        for index in firsts(leaves) if len(firsts(leaves)) < len(leaves) else ():
-            parts = specs[index : index + len(parts_of(leaves, index))]
-            if len(parts) < 2:
+        for index, end in pairwise([*firsts(leaves), len(leaves)]):
+            if end - index < 2:
                 continue
+            parts = specs[index:end]
             with_bytes = next((spec for spec in parts if spec.nbytes), parts[0])
             specs[index] = whole_of(with_bytes)
             if sum(box_of(spec).elements for spec in parts) < Box.whole(parts[0].shape).elements:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
-from typing import final
+from typing import Any, final
 
 from pccheck.containers import ContainerKind
 from pccheck.errors import PccheckError, UnsupportedLeafError
@@ -63,15 +63,9 @@ class Kinds:
         """Give the kind of this name; None if its adapter, or the framework that this needs, is not installed."""
         if name not in self._named:
             entry = self._installed().get(name)
-            try:
-                kind = None if entry is None else entry.load()
-            except ImportError:
-                kind = None
-            if kind is not None and not isinstance(kind, LeafKind):
-                raise PccheckError(f"the entry point {name!r} of group {GROUP!r} is a {type_name(kind)}, no LeafKind")
-            if kind is None and entry is None:
+            if entry is None:
                 return None  # names out of files are not remembered: there is no end to them
-            self._named[name] = kind
+            self._named[name] = _loaded(entry, LeafKind)
         return self._named[name]
 
     def like(self, value: object) -> tuple[LeafKind, LeafSpec] | None:
@@ -113,15 +107,7 @@ class Kinds:
     def _opener(self, openers: dict[str, EntryPoint | ContainerKind | None], module: str) -> ContainerKind | None:
         known = openers[module]
         if isinstance(known, EntryPoint):
-            try:
-                loaded = known.load()
-            except ImportError:
-                loaded = None
-            if loaded is not None and not isinstance(loaded, ContainerKind):
-                raise PccheckError(
-                    f"the entry point {module!r} of group {CONTAINERS!r} is a {type_name(loaded)}, no ContainerKind"
-                )
-            openers[module] = known = loaded
+            openers[module] = known = _loaded(known, ContainerKind)
         return known
 
     def _asked(self, value: object) -> tuple[LeafKind, ...]:
@@ -163,6 +149,19 @@ class Kinds:
         if self._entries is None:  # reads the metadata of every installed package: some 10 ms, once
             self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
         return self._entries
+
+
+def _loaded(entry: EntryPoint, cls: type) -> Any:
+    """Give what an entry point offers, an instance of `cls`; None if the framework that it needs is not installed."""
+    try:
+        found = entry.load()
+    except ImportError:
+        return None
+    if found is not None and not isinstance(found, cls):
+        raise PccheckError(
+            f"the entry point {entry.name!r} of group {entry.group!r} is a {type_name(found)}, no {cls.__name__}"
+        )
+    return found
 
 
 def _modules(cls: type) -> list[str]:

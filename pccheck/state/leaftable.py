@@ -234,41 +234,35 @@ class _Part:
     def __init__(self, kind: LeafKind, values: list[Any], traced: list[int], in_place: list[int]) -> None:
         self.holds = bool(in_place) and type(kind).hold is not LeafKind.hold
         self.held: Pick = picker(in_place)
-        self.traced = None if len(traced) == len(values) else np.array(traced, np.intp)
-        self.pick: Pick = picker(traced)
-        self.at_once = self.holds and traced == in_place  # these are asked about by themselves, in one go
+        self.traces, every = bool(traced), len(traced) == len(values)
+        self.traced: Indices | slice = slice(None) if every else np.array(traced, np.intp)
+        self.pick: Pick = (lambda leaves: leaves) if every else picker(traced)
+        # These are asked about by themselves, in one go.
+        self.at_once = self.traces and (traced == in_place or not self.holds)
         others = sorted(set(range(len(values))).difference(traced)) if self.at_once else []
         self.others: Pick | None = picker(others) if others else None
-        self.fingerprint = kind.fingerprint(values if self.others is None else self.pick(values))
+        self.fingerprint = kind.fingerprint(self.pick(values) if self.at_once else values)
         self.other_fingerprint = None if self.others is None else kind.fingerprint(self.others(values))
 
     def read(self, kind: LeafKind, values: Sequence[Any], addresses: Numbers, keep: list[object]) -> bool:
         if self.at_once:
             return self._read_at_once(kind, values, addresses, keep)
-        if self.traced is None and not self.holds:
-            found = kind.located(values, self.fingerprint)
-            if found is None:
-                return False
-            addresses[:] = found
-            return True
         if not kind.unchanged(values, self.fingerprint):
             return False
         if self.holds:  # by now these are the leaves of the plan; and an address may be another one once it is held
             keep.append(kind.hold(self.held(values)))
-        if self.traced is None:
-            addresses[:] = kind.addresses(values)
-        elif self.traced.size:
+        if self.traces:
             addresses[self.traced] = kind.addresses(self.pick(values))
         return True
 
     def _read_at_once(self, kind: LeafKind, values: Sequence[Any], addresses: Numbers, keep: list[object]) -> bool:
         if self.others is not None and not kind.unchanged(self.others(values), self.other_fingerprint):
             return False
-        found = kind.held_at(values if self.traced is None else self.pick(values), self.fingerprint)
+        found = kind.held_at(self.pick(values), self.fingerprint)
         if found is None:
             return False
         keep.append(found[0])
-        addresses[slice(None) if self.traced is None else self.traced] = found[1]
+        addresses[self.traced] = found[1]
         return True
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from pccheck.leaves import ABSENT, KindTable, LeafKind, LeafSpec
 from pccheck.state.boxes import Box
-from pccheck.state.entries import StoredLeaves
+from pccheck.state.entries import StoredLeaves, box_of
 from pccheck.state.mismatch import Problem, told
 
 TEXT_KINDS = {"str": str, "bytes": bytes}  # kinds of leaves that are Python values all the same
@@ -85,7 +85,7 @@ def wanted(
     if spec is None:
         return Differs("dtype", _dtype(want), _dtype(have))
     boxes = kind.boxes(like)
-    for box in [want.box or Box.whole(have.shape)] if boxes is None else boxes:
+    for box in [box_of(want)] if boxes is None else boxes:
         if not _has(stored.boxes(index), box, kind, part_of(spec, have, box)):
             return Differs("part", told(box), ", ".join(map(told, stored.boxes(index))))
     if boxes is None:

@@ -177,9 +177,11 @@ def test_addresses_come_with_the_answer(how):
     values[0].data = torch.zeros(4, 6)
     assert fingerprint.addresses(values).tolist() == [t.data_ptr() for t in values]
     dense = [values[0], values[2]]
-    assert kind.located(dense, kind.fingerprint(dense)).tolist() == [t.data_ptr() for t in dense]
+    held, places = kind.held_at(dense, kind.fingerprint(dense))
+    assert held is None
+    assert places.tolist() == [t.data_ptr() for t in dense]
     told = kind.fingerprint(dense)
     dense[1].untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="freed"):
-        kind.located(dense, told)
-    assert kind.located([torch.ones(4, 6), torch.ones(1, 2)], told) is None
+        kind.held_at(dense, told)
+    assert kind.held_at([torch.ones(4, 6), torch.ones(1, 2)], told) is None

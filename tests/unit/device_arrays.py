@@ -11,8 +11,7 @@ import numpy as np
 
 from pccheck.devices import DeviceBytes
 from pccheck.leaves import LeafKind, LeafSpec
-from pccheck.state.kinds import kind_of
-from pccheck.state.shards import Shard, ShardKind
+from tests.unit.tables import TableWith
 
 
 class Done:
@@ -142,23 +141,8 @@ class DeviceKind(LeafKind):
         return value
 
 
-class Table:
+class Table(TableWith):
     """The kinds of pccheck, and this one."""
 
     def __init__(self):
-        self.kind = DeviceKind()
-        self.shards = ShardKind(self.kind)
-
-    def __call__(self, value):
-        if isinstance(value, Shard) and isinstance(value.array, DeviceArray):
-            return self.shards
-        return self.kind if isinstance(value, DeviceArray) else kind_of(value)
-
-    def named(self, name):
-        return self.kind if name == "dev" else kind_of.named(name)
-
-    def like(self, value):
-        return kind_of.like(value)
-
-    def container(self, value):
-        return kind_of.container(value)
+        super().__init__(DeviceKind())

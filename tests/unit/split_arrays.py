@@ -11,8 +11,7 @@ from pccheck.containers import ContainerKind
 from pccheck.errors import UnsupportedLeafError
 from pccheck.leaves import HostBytes, LeafKind, LeafSpec
 from pccheck.state.boxes import Box
-from pccheck.state.kinds import kind_of
-from pccheck.state.shards import Shard, ShardKind
+from tests.unit.tables import TableWith
 
 
 def cut(array, box):
@@ -211,24 +210,12 @@ class BagKind(ContainerKind):
         return Bag(like.static, **dict(zip(like.items, children, strict=True)))
 
 
-class Table:
+class Table(TableWith):
     """The kinds of pccheck, and these."""
 
     def __init__(self):
-        self.kind, self.bags = SplitKind(), BagKind()
-        self.shards = ShardKind(self.kind)
-
-    def __call__(self, value):
-        if isinstance(value, Shard) and isinstance(value.array, Split):
-            return self.shards
-        return self.kind if isinstance(value, Split) else kind_of(value)
-
-    def named(self, name):
-        return self.kind if name == "split" else kind_of.named(name)
-
-    def like(self, value):
-        spec = self.kind.like(value)
-        return kind_of.like(value) if spec is None else (self.kind, spec)
+        super().__init__(SplitKind())
+        self.bags = BagKind()
 
     def container(self, value):
-        return self.bags if self.bags.recognises(value) else kind_of.container(value)
+        return self.bags if self.bags.recognises(value) else super().container(value)

@@ -70,7 +70,10 @@ def chunks_read(monkeypatch):
 
 
 def entries(state):
-    ready = prepared(state)
+    return entries_of(prepared(state))
+
+
+def entries_of(ready):
     digests = bytes(16 * len(ready.layout.chunks))
     data = ready.encode_manifest(counter=1, incarnation=1, rank=0, world=1, base=0, digests=digests)
     return ready, manifest.decode(data)
@@ -192,6 +195,18 @@ def test_what_is_copied_is_not_held():
     planner.prepare(state, step=1)
     planner.prepare(state, step=2)
     assert not table.kind.held
+
+
+@pytest.mark.parametrize(
+    "form", [lambda array: array, lambda array: Shard(array, shape=(8, 4), offsets=(0, 0))], ids=["plain", "shard"]
+)
+@pytest.mark.parametrize("odd", [np.ones((4, 8), "<f4")[:, ::2], np.ones((0, 4), "<f4")], ids=["strided", "empty"])
+def test_what_is_not_read_in_place_is_compared_beside_what_is(form, odd):
+    planner = Planner(Table(), CHUNK)
+    state = {"a": form(np.ones((4, 4))), "s": form(odd), "b": form(np.ones((4, 4)))}
+    planner.prepare(state, step=1)
+    _, found = entries_of(planner.prepare({**state, "s": form(odd.view("<i4"))}, step=2))
+    assert [e.dtype for e in found.leaves] == ["<f8", "<i4", "<f8"]
 
 
 def test_a_leaf_that_cannot_be_held_is_told_of_when_it_is_planned_anew():

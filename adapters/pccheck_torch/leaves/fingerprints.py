@@ -63,18 +63,14 @@ class MemoryFingerprint:
     """Device, dtype, shape and strides of strided tensors. Keeps none of them alive."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._described = dlpack.described(Tensor, tensors)
+        self._told: dlpack.Description | _Words = dlpack.described(Tensor, tensors) or _Words(tensors)
         # Not asked of few alone: DLPack has one name for all integers of one byte, and none for what some stand for.
         asked = [i for i, t in enumerate(tensors) if t.element_size() == 1]
         self._bytes = asked, [tensors[i].dtype for i in asked]
-        self._words = None if self._described is not None else _Words(tensors)
 
     def addresses(self, tensors: Sequence[Tensor]) -> NDArray[np.uint64] | None:
         """Give where the first element of each tensor lies if all of that is still so, else None; raises as above."""
-        if self._described is None:
-            assert self._words is not None, "one of both is asked"
-            return self._words.addresses(tensors)
-        found = self._described.addresses(tensors)
+        found = self._told.addresses(tensors)
         asked, dtypes = self._bytes
         return None if found is None or [tensors[i].dtype for i in asked] != dtypes else found
 

@@ -65,12 +65,12 @@ class TorchKind(LeafKind):
         """Tell whether all of that is still so; may raise where it is not."""
         return bool(fingerprint.fits(values))
 
-    def located(self, values: Sequence[Any], fingerprint: Any) -> Sequence[int] | None:
-        """Give where the first element of each leaf lies if all of that is still so, else None; may raise as both."""
-        found = fingerprint.dense_addresses(values) if fingerprint.all_dense else None
-        if found is None:
-            return None if fingerprint.all_dense else super().located(values, fingerprint)
-        return _allocated(found)
+    def held_at(self, values: Sequence[Any], fingerprint: Any) -> tuple[object, Sequence[int]] | None:
+        """Give where the first element of each leaf lies if all of that is still so, else None; nothing is held."""
+        if not fingerprint.all_dense:
+            return super().held_at(values, fingerprint)
+        found = fingerprint.dense_addresses(values)
+        return None if found is None else (None, _allocated(found))
 
     def addresses(self, values: Sequence[Any]) -> Sequence[int]:
         """Give where the first element of each leaf lies; raises for a tensor whose storage was freed."""
