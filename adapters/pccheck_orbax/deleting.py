@@ -32,28 +32,26 @@ class Deleter:
         self._subdir = options.todelete_subdir
         self._timeout_s = float((options.async_options or ocp.AsyncOptions()).timeout_secs)
         self._ours = renames(options, local=local)
+        self._cleans = self._ours and bool(options.cleanup_tmp_directories)  # else a lane's manager does it
         self._deletions: list[tuple[int, Future[None]]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pccheck-delete")
         self._trash: Trash | None = None
         if local and primary and not options.read_only and root.is_dir():
             threads = options.num_deletion_threads or 1
             self._trash = Trash(root, threads=threads, pending=pending, timeout_s=self._timeout_s)
-        self._cleans = bool(options.cleanup_tmp_directories)
 
-    def sweep(self, in_flight: set[str], *, temporary: bool) -> None:
+    def sweep(self, in_flight: set[str]) -> None:
         """Remove what crashes have left; call it once this process is the one that writes, not where it only looks.
 
         A manager that was opened to look at a running job took the folders of its saves in flight for left ones, and
-        both their saves and the job waited for these. `in_flight`: names of steps that stay;
-        `temporary`: temporary folders too, not the trash alone.
+        both their saves and the job waited for these. `in_flight`: names of steps that stay.
         """
         if self._trash is None:
             return
 
         def stale(name: str) -> bool:
             step, suffix, _ = name.partition(TEMPORARY)
-            stays = step in in_flight or is_live(self._root / step)
-            return bool(temporary and self._cleans and suffix) and not stays
+            return bool(suffix) and self._cleans and not (step in in_flight or is_live(self._root / step))
 
         self._trash.sweep(self._root, stale)
 
@@ -77,12 +75,14 @@ class Deleter:
 
         `published`: the step, too, if it got its name.
         """
-        if self._trash is not None and published:
-            self._trash.take(self._root / self._names.build_name(step))
-        if self._trash is not None and self._ours:
-            name = self._names.build_name(step) + TEMPORARY
+        if self._trash is None:
+            return
+        name = self._names.build_name(step)
+        if published:
             self._trash.take(self._root / name)
-            self._trash.take(self._root / (name + WHOLE))
+        if self._ours:
+            self._trash.take(self._root / (name + TEMPORARY))
+            self._trash.take(self._root / (name + TEMPORARY + WHOLE))
 
     def await_folders(self, step: int) -> None:
         """Wait, briefly, for the folders of a save that raised at once: Orbax still makes them, and a retry of that

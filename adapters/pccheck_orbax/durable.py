@@ -115,16 +115,17 @@ def sync_tree(folder: Path) -> None:
             if entry.is_dir(follow_symlinks=False):
                 sync_tree(Path(entry.path))
             elif entry.is_file(follow_symlinks=False):
-                _sync(entry.path)
+                sync_file(entry.path)
     sync_names(folder)
 
 
 def sync_names(folder: Path) -> None:
     """Sync the names in `folder`."""
-    _sync(folder, os.O_DIRECTORY)
+    sync_file(folder, os.O_DIRECTORY)
 
 
-def _sync(path: str | Path, flags: int = 0) -> None:
+def sync_file(path: str | Path, flags: int = 0) -> None:
+    """Sync what is at `path`, which is opened with `flags` and never through a symbolic link; OSError if not."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
     try:
         os.fsync(fd)

@@ -31,6 +31,10 @@ class _Watched:
     moved: bool
     by: tuple[int, str, str] | None  # handler, root and item
 
+    def is_over(self, by: tuple[int, str, str] | None) -> bool:
+        future = self.future()
+        return future is None or (by is not None and self.by == by and bool(future.is_forsaken()))
+
 
 @final
 class Engine:
@@ -119,17 +123,15 @@ class Engine:
 
     def _sweep(self, by: tuple[int, str, str] | None = None) -> None:
         with self._lock:
-            watched, self._watched = self._watched, []
-            for each in watched:
-                future = each.future()
-                if future is not None and not (by is not None and each.by == by and future.is_forsaken()):
-                    self._watched.append(each)
-        left = set(map(id, self._watched))
-        for each in watched:
-            if id(each) not in left:
-                each.staged.drop()
-                if each.moved:
-                    each.staged.drop_moved()
+            kept: list[_Watched] = []
+            over: list[_Watched] = []
+            for each in self._watched:
+                (over if each.is_over(by) else kept).append(each)
+            self._watched = kept
+        for each in over:
+            each.staged.drop()
+            if each.moved:
+                each.staged.drop_moved()
 
     def open(self, root: str, item: str) -> pccheck.Checkpointer:
         """Give the Checkpointer of an item, opened if it was not.

@@ -54,7 +54,7 @@ class Fleet:
         self._root = Path(root)
         if options.create and self._primary:
             self._create(root, options.file_options)
-        self._ours, self._swept = renames(options, local=self._local), bool(options.read_only)
+        self._swept = False
         self._deleter = Deleter(
             self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight
         )
@@ -153,7 +153,7 @@ class Fleet:
             self._turn += 1  # a lane that refused is tried again
         if not self._swept:  # after: the save has its store's lock, so that no other process writes here
             in_flight = {self._names.build_name(step) for step in self.in_flight_steps()}
-            self._deleter.sweep(in_flight, temporary=self._ours)
+            self._deleter.sweep(in_flight)
             self._swept = True
         if not self._options.enable_async_checkpointing:
             self._finish(lane)
@@ -202,10 +202,10 @@ class Fleet:
                 error = failed
         if error is None:
             self._durable[step] = info
-        elif all(failed != step for failed, _ in self._failures):
-            error.add_note(f"the checkpoint of step {step} was not saved")
-            self._failures.append((step, error))
-        if error is not None:
+        else:
+            if all(failed != step for failed, _ in self._failures):
+                error.add_note(f"the checkpoint of step {step} was not saved")
+                self._failures.append((step, error))
             self._deleter.discard(step)
         lane.release()
 
@@ -306,9 +306,7 @@ class Fleet:
             sync_names(path.parent)
 
     def _open(self, directory: Any, name: str, metadata: Any) -> Lane:
-        # Names that a class of the user's made only that class knows: Orbax cleans up then, when it is opened.
-        cleans = self._options.cleanup_tmp_directories and not self._ours and name == "0"
-        options = lane_options(self._options, name, processes=self._processes, local=self._local, cleans=cleans)
+        options = lane_options(self._options, name, processes=self._processes, local=self._local)
         return open_lane(directory, options, metadata=metadata, logger=self._logger, handlers=self._handlers)
 
     def _meet(self, what: str) -> None:

@@ -176,13 +176,12 @@ class Lane:
 
 
 def lane_options(
-    options: ocp.CheckpointManagerOptions, name: str, *, processes: set[int] | None, local: bool, cleans: bool
+    options: ocp.CheckpointManagerOptions, name: str, *, processes: set[int] | None, local: bool
 ) -> ocp.CheckpointManagerOptions:
     """Give the options of the lane `name`, made from a user's.
 
     Arguments: processes: who takes part, where that is several (barriers then go by the coordination service, which has
-    time-outs, not by a collective, which has none and waits for the devices); local: whether folders can be renamed;
-    cleans: whether this lane's manager removes temporary folders (those that only a class of the user's knows).
+    time-outs, not by a collective, which has none and waits for the devices); local: whether folders can be renamed.
     """
     multi = options.multiprocessing_options
     multi = dataclasses.replace(
@@ -190,14 +189,14 @@ def lane_options(
         barrier_sync_key_prefix=f"{multi.barrier_sync_key_prefix or ''}pccheck-{name}",
         active_processes=processes if processes is not None else multi.active_processes,
     )
-    writes = not options.read_only
+    writes, ours = not options.read_only, renames(options, local=local)
     trash = TRASH if local and writes else None
     return dataclasses.replace(
         options,
         multiprocessing_options=multi,
         # Orbax changes the object that it is given; one of our own, and a lane's own.
         async_options=dataclasses.replace(options.async_options or ocp.AsyncOptions()),
-        temporary_path_class=DurableRename if renames(options, local=local) else options.temporary_path_class,
+        temporary_path_class=DurableRename if ours else options.temporary_path_class,
         preservation_policy=cms.LatestN(None),
         max_to_keep=None,
         keep_period=None,
@@ -208,7 +207,8 @@ def lane_options(
         save_interval_steps=1 if writes else 0,
         save_on_steps=None,
         create=False,
-        cleanup_tmp_directories=cleans,
+        # Names that a class of the user's made only that class knows: Orbax cleans up then, when it is opened.
+        cleanup_tmp_directories=options.cleanup_tmp_directories and not ours and name == "0",
         todelete_subdir=options.todelete_subdir or trash,
         enable_background_delete=options.enable_background_delete and not local,
         num_deletion_threads=options.num_deletion_threads or 1,

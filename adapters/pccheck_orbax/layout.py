@@ -1,4 +1,4 @@
-"""Where things lie under an Orbax root, told from the folder that Orbax hands out (may import pccheck, Orbax)."""
+"""Where things lie under an Orbax root, told from the folder that Orbax hands out (may import pccheck; durable)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-import orbax.checkpoint as ocp
-
 from pccheck.errors import UsageError
+from pccheck_orbax.durable import TEMPORARY
 
 # Under the root, where Orbax lists and deletes only what is named like a step:
 STORES, STAGED = ".pccheck", ".pccheck_staged"
 DEFAULT_ITEM = "default"  # what a CheckpointManager calls its item where there is only one
-TMP = ocp.utils.TMP_DIR_SUFFIX
 _MAX_STEP = 2**63 - 1
 
 
@@ -52,7 +50,7 @@ class Place:
     @property
     def is_temporary(self) -> bool:
         """Tell whether Orbax renames it once it is whole."""
-        return TMP in os.path.basename(self.step_folder)
+        return TEMPORARY in os.path.basename(self.step_folder)
 
 
 def place_of(directory: os.PathLike[str] | str) -> Place:
@@ -69,7 +67,7 @@ def place_of(directory: os.PathLike[str] | str) -> Place:
         raise UsageError(f"{text} is not in a file system; pccheck saves under folders only")
     folder = os.path.abspath(text)
     above, name = os.path.split(folder)
-    if TMP in name and TMP not in os.path.basename(above):
+    if TEMPORARY in name and TEMPORARY not in os.path.basename(above):
         return Place(above, DEFAULT_ITEM, _final(name), folder, folder)
     root, step = os.path.split(above)
     return Place(root, _final(name), _final(step), above, folder)
@@ -83,7 +81,7 @@ def unfinished(root: str, item: str) -> Iterator[str]:
     committed step that was damaged, or a copy of one that somebody is making: it is let be.
     """
     for entry in _folders(root):
-        if TMP in entry.name:
+        if TEMPORARY in entry.name:
             yield entry.path
             continue
         of_item = os.path.join(entry.path, item)
@@ -116,4 +114,4 @@ def _folders(root: str) -> list[os.DirEntry[str]]:
 
 
 def _final(name: str) -> str:
-    return name.partition(TMP)[0]
+    return name.partition(TEMPORARY)[0]

@@ -12,8 +12,10 @@ from orbax.checkpoint.checkpoint_manager import StepAlreadyExistsError
 
 from pccheck.errors import ClosedError, OptionError
 from pccheck_orbax import policies
+from pccheck_orbax.engine import Engine
 from pccheck_orbax.fleet import Fleet
 from pccheck_orbax.policies import StepInfo
+from pccheck_orbax.registry import registry as pccheck_registry
 
 
 @final
@@ -294,18 +296,13 @@ class _Handlers:
             name = next(name for name in engine if name != "in_flight")
             raise OptionError(name, engine[name], f"left out beside {min(given)}=: it is for pccheck's own handlers")
         self._given, self._names = given, item_names
-        self._engine, self._registry = None, None
-        if not given:
-            from pccheck_orbax.engine import Engine
-            from pccheck_orbax.registry import registry as ours
-
-            self._engine, self._registry = Engine(**engine), ours
+        self._engine = None if given else Engine(**engine)
 
     def __call__(self) -> dict[str, Any]:
         """Give a new lane's arguments."""
-        if self._registry is not None:
+        if self._engine is not None:
             # For any item: one that is named in it would take no other args, and names say nothing of these.
-            return {"handler_registry": self._registry(engine=self._engine)}
+            return {"handler_registry": pccheck_registry(engine=self._engine)}
         given = dict(self._given)
         make = given.get("handler_registry")
         if callable(make):

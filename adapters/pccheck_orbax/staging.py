@@ -20,8 +20,8 @@ from typing import Literal, final
 
 from pccheck import links
 from pccheck.errors import DeadlineError
-from pccheck_orbax.durable import sync_names
-from pccheck_orbax.layout import STAGED, TMP
+from pccheck_orbax.durable import TEMPORARY, sync_file, sync_names
+from pccheck_orbax.layout import STAGED
 
 _POLL_S = 0.005
 _COPYING = ".pccheck_copying-"
@@ -138,7 +138,7 @@ def clear(root: str, item: str, process: int, store: str) -> None:
 
 def _has_step(folder: str) -> bool:
     step = os.path.dirname(folder)
-    return TMP in os.path.basename(step) and os.path.isdir(step)
+    return TEMPORARY in os.path.basename(step) and os.path.isdir(step)
 
 
 def _copy(path: str, folder: str) -> None:
@@ -152,11 +152,7 @@ def _copy(path: str, folder: str) -> None:
     os.mkdir(beside)
     try:
         shutil.copyfile(path, copy, follow_symlinks=False)
-        descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(copy)
         os.rename(copy, os.path.join(folder, name))
     finally:
         _remove(copy)

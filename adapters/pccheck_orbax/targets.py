@@ -18,7 +18,7 @@ from pccheck.leaves import StoredLeaf
 from pccheck_orbax.paths import Path, flat, leaves, plain, rebuilt
 from pccheck_orbax.requests import Request
 from pccheck_orbax.shardings import saved_shardings, with_devices
-from pccheck_orbax.wants import AS_STORED, Ask, Wanted, ask_of, wanted, with_args
+from pccheck_orbax.wants import AS_STORED, Ask, Wanted, ask_of, shown, wanted, with_args
 
 
 @final
@@ -101,7 +101,7 @@ class Target:
 def _mismatch(path: Path, problem: Any, expected: Any, found: Any) -> pccheck.Mismatch:
     def told(value: Any) -> str:
         if isinstance(value, StoredLeaf):
-            return f"{value.spec.kind} {value.spec.dtype}{list(value.spec.shape)}"
+            return shown(value)
         return value if value == "" and isinstance(value, str) else type(value).__name__
 
     return pccheck.Mismatch("/".join(path), problem, told(expected), told(found))

@@ -114,7 +114,7 @@ def _of_array(ask: Ask, target: Any, stored: StoredLeaf, path: str) -> Wanted | 
         return _unreal(path, ask, dtype)
     if ask.form == "number":
         if math.prod(spec.shape) != 1:
-            return pccheck.Mismatch(path, "kind", ask.cls.__name__, _shown(stored))
+            return pccheck.Mismatch(path, "kind", ask.cls.__name__, shown(stored))
         return Wanted(stored, lambda value: ask.cls(np.asarray(value).item()))
     if dtype is None or (ask.dtype is not None and jax.numpy.issubdtype(ask.dtype, jax.dtypes.extended)):
         return Wanted(target if ask.shape is not None else stored)  # keys, records: the core says what differs
@@ -208,5 +208,6 @@ def _standin(shape: tuple[int, ...], dtype: Any) -> Any:
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _shown(stored: StoredLeaf) -> str:
+def shown(stored: StoredLeaf) -> str:
+    """Give how messages speak of a stored leaf."""
     return f"{stored.spec.kind} {stored.spec.dtype}{list(stored.spec.shape)}"

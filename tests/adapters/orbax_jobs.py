@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 import traceback
@@ -29,6 +30,14 @@ HANDLERS = {  # handler_registry=, for our manager and for a stock one that read
     "orbax": (ocp.handlers.DefaultCheckpointHandlerRegistry, ocp.handlers.DefaultCheckpointHandlerRegistry),
 }
 IN_FLIGHT = 3
+
+
+def job(scene, limit_s=240, **arguments):
+    """Run a scene of this program, and give what it printed."""
+    command = [sys.executable, __file__, scene, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Child:
@@ -87,7 +96,7 @@ def tree_of(step):
     return {"w": np.full((64, 1024), step, np.float32), "b": [np.arange(1000) * step, {"step": np.int64(step)}]}
 
 
-def whole(root, step, restored):
+def whole(step, restored):
     want = tree_of(step)
     leaves = jax.tree.leaves(restored.state)
     same = all(np.array_equal(np.asarray(a), b) for a, b in zip(leaves, jax.tree.leaves(want), strict=True))
@@ -104,7 +113,7 @@ def train(root, handlers, keep, period, seed, started):
     )
     args = ocp.args.Composite(state=ocp.args.StandardRestore(), position=ocp.args.JsonRestore())
     latest = manager.latest_step()
-    if latest is not None and not whole(root, latest, manager.restore(None, args=args)):
+    if latest is not None and not whole(latest, manager.restore(None, args=args)):
         os.write(started, b"X")
     for step in range(0 if latest is None else latest + 1, 10**6):
         state, position = ocp.args.StandardSave(tree_of(step)), ocp.args.JsonSave({"position": step})
@@ -119,7 +128,7 @@ def look(root, handlers, period):
         args = ocp.args.Composite(state=ocp.args.StandardRestore(), position=ocp.args.JsonRestore())
         for step in steps:
             try:
-                good = whole(root, step, stock.restore(step, args=args))
+                good = whole(step, stock.restore(step, args=args))
             except Exception as error:
                 good = f"{type(error).__name__}: {error}"
             if good is not True:

@@ -14,7 +14,7 @@ import pccheck_orbax
 import pytest
 
 from tests.adapters.orbax_held import Save as Held
-from tests.adapters.test_orbax_kills import job
+from tests.adapters.orbax_jobs import job
 
 
 def test_a_donated_state_is_saved_as_it_was(tmp_path):

@@ -37,6 +37,18 @@ def manager(root, registry=None, **options):
     )
 
 
+def saves_with_a_folder_elsewhere(root, name, elsewhere):
+    if os.stat(root).st_dev == os.stat(elsewhere).st_dev:
+        pytest.skip("needs two file systems")
+    (root / name).symlink_to(elsewhere, target_is_directory=True)
+    with manager(root, max_to_keep=2) as made:
+        for step in range(4):
+            made.save(step, args=ocp.args.StandardSave(state(step)))
+        made.wait_until_finished()
+        assert made.all_steps() == [2, 3]
+        assert same(made.restore(3), 3)
+
+
 # -- where things lie ------------------------------------------------------------------------------------------------
 
 
@@ -255,15 +267,7 @@ def test_without_async_checkpointing(tmp_path):
 
 
 def test_a_root_on_which_links_are_impossible(tmp_path, fast_path):
-    if os.stat(tmp_path).st_dev == os.stat(fast_path).st_dev:
-        pytest.skip("needs two file systems")
-    (tmp_path / ".pccheck").symlink_to(fast_path, target_is_directory=True)
-    with manager(tmp_path, max_to_keep=2) as made:
-        for step in range(4):
-            made.save(step, args=ocp.args.StandardSave(state(step)))
-        made.wait_until_finished()
-        assert made.all_steps() == [2, 3]
-        assert same(made.restore(3), 3)
+    saves_with_a_folder_elsewhere(tmp_path, ".pccheck", fast_path)
     assert (tmp_path / "3" / "default" / "rank-00000.pcc").stat().st_nlink == 1
     assert len(slots(tmp_path)) <= 2  # free again, and used again
 
@@ -508,15 +512,7 @@ def test_a_step_whose_folder_is_removed_fails_at_once(tmp_path):
 
 
 def test_a_staging_folder_on_another_file_system(tmp_path, fast_path):
-    if os.stat(tmp_path).st_dev == os.stat(fast_path).st_dev:
-        pytest.skip("needs two file systems")
-    (tmp_path / ".pccheck_staged").symlink_to(fast_path, target_is_directory=True)
-    with manager(tmp_path, max_to_keep=2) as made:
-        for step in range(4):
-            made.save(step, args=ocp.args.StandardSave(state(step)))
-        made.wait_until_finished()
-        assert made.all_steps() == [2, 3]
-        assert same(made.restore(3), 3)
+    saves_with_a_folder_elsewhere(tmp_path, ".pccheck_staged", fast_path)
     names = {file.name for file in (tmp_path / "3" / "default").iterdir()} - {"commit_success.txt"}
     assert sorted(names) == [
         "_METADATA", "pccheck.json", "rank-00000.pcc",

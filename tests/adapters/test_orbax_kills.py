@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.adapters.orbax_jobs import IN_FLIGHT
+from tests.adapters.orbax_jobs import IN_FLIGHT, job
 
-PROGRAM = Path(__file__).with_name("orbax_jobs.py")
 ROUNDS = 3  # of each case; run with 50 before a release
 SPARE = 1  # a slot may be made while the name of the step that is dropped for it is still being removed
-
-
-def job(scene, limit_s=240, **arguments):
-    command = [sys.executable, str(PROGRAM), scene, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

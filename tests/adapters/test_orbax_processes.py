@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adapters.test_orbax_kills import job
+from tests.adapters.orbax_jobs import job
 
 ROUNDS = [{}, {"absent": 1}, {"kill": 1}, {"kill": 0}, {}]  # each pair resumes what the one before left
 TIMEOUT_S = 2
