@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 from pccheck import format, judging
 from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
+from pccheck.format import Record
 from pccheck.judging import Progress
-from pccheck.reading.linked import LIST_NAME, FolderList, Listed, rank_name, read_list
+from pccheck.reading.linked import LIST_NAME, read_list
 from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, names_in, step_of
 from pccheck.reading.listing import SlotFile, list_file
 from pccheck.reports import Damage, SlotReport, State, StoreReport
@@ -25,11 +27,9 @@ def audit_linked(places: LinkPlaces, deep: bool, progress: Progress | None) -> S
     """Judge every file of every linked folder, one that is removed meanwhile left out; and name what is of Orbax."""
     slots: list[SlotReport] = []
     for folder in places.folders:
-        where = os.path.join(places.path, folder) if folder else places.path
-        slots += _audit_folder(where, folder, deep, progress)
+        slots += _audit_folder(places.at(folder), folder, deep, progress)
     for folder in places.foreign:
-        step = step_of(os.path.join(places.path, folder) if folder else places.path)
-        slots.append(SlotReport(name=folder or ".", state="of Orbax", step=step))
+        slots.append(SlotReport(name=folder or ".", state="of Orbax", step=step_of(places.at(folder))))
     return StoreReport(path=places.path, check=None, slots=tuple(slots), folders=True)
 
 
@@ -52,24 +52,28 @@ def _audit_folder(where: str, folder: str, deep: bool, progress: Progress | None
 def _judged(where: str, folder: str, deep: bool, progress: Progress | None) -> list[SlotReport]:
     names = names_in(where)
     listed = read_list(where) if LIST_NAME in names else None
-    files = [name for name in names if name.endswith(".pcc")] if listed is None else [r.file for r in listed.ranks]
     with closing(Directory(where, create=False, write=False)) as volume:
-        return [_judge(volume, folder, name, listed, deep, progress) for name in files]
+        if listed is None:
+            return [_judge(volume, folder, name, None, deep, progress) for name in names if name.endswith(".pcc")]
+        return [
+            _judge(volume, folder, one.file, partial(listed.lists, rank), deep, progress)
+            for rank, one in enumerate(listed.ranks)
+        ]
 
 
 def _judge(
-    volume: Directory, folder: str, name: str, listed: FolderList | None, deep: bool, progress: Progress | None
-) -> SlotReport:
+    volume: Directory, folder: str, name: str, lists: Callable[[Record], bool] | None, deep: bool,
+    progress: Progress | None,
+) -> SlotReport:  # fmt: skip
+    """Judge one file; `lists` tells whether its folder's list is of this record, None where there is no list."""
     shown = os.path.join(folder, name)
     try:
         (file,) = list_file(volume, name).files
     except MediumError as error:
         file = SlotFile(name=name, problem=str(error))
-    reason = None if listed is None else _differs(file, listed)
-    file = SlotFile(
-        name=shown, file_bytes=file.file_bytes, links=file.links, record=file.record, problem=file.problem or reason
-    )
-    if listed is None:
+    reason = None if lists is None else _differs(file, lists)
+    file = replace(file, name=shown, problem=file.problem or reason)
+    if lists is None:
         return judging.report(file, "unfinished")
     state: State = "linked" if file.problem is None else "unreadable"
     try:
@@ -88,14 +92,13 @@ def _open(volume: Directory, name: str, shown: str) -> Medium:
     return volume.open(name)
 
 
-def _differs(file: SlotFile, listed: FolderList) -> str | None:
+def _differs(file: SlotFile, lists: Callable[[Record], bool]) -> str | None:
     """Say why a file is not the one that its folder's list names."""
     if file.problem is not None:
         return None
     record = file.record
     if record is None or record.state is not format.SlotState.SEALED:
         return "it holds no whole checkpoint"
-    rank = next(n for n in range(len(listed.ranks)) if rank_name(n) == file.name)
-    if record.step != listed.step or Listed.of(rank, record) != listed.ranks[rank]:
+    if not lists(record):
         return f"it holds step {record.step}, counter {record.counter}, not what {LIST_NAME} lists"
     return None

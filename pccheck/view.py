@@ -22,7 +22,7 @@ from pccheck.errors import (
 )
 from pccheck.format import Record
 from pccheck.reading.committed import HOME, Committed, restore_newest
-from pccheck.reading.linked import LinkedFiles, is_linked
+from pccheck.reading.linked import LinkedFiles, is_linked, rank_name
 from pccheck.reading.linkplaces import find_linked, holds_stores
 from pccheck.reading.listing import Listing
 from pccheck.reading.loading import load_files
@@ -316,5 +316,5 @@ class _LinkedView(View):
         return load_files(files, HOME, like=like, partial=partial).restored
 
     def _find(self) -> list[_Found]:
-        home = self._files.open(HOME)
-        return [_Found(record=home.record, name=home.name, abandoned=False, read=partial_(Committed, self._files))]
+        record = self._files.record(HOME)
+        return [_Found(record=record, name=rank_name(HOME), abandoned=False, read=partial_(Committed, self._files))]

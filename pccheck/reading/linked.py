@@ -8,7 +8,8 @@ folder can be moved, copied and deleted by anyone, and a file of another save in
 from __future__ import annotations
 
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import final
 
 import msgspec
@@ -56,6 +57,10 @@ class FolderList(msgspec.Struct, frozen=True):
     version: int
     step: int
     ranks: tuple[Listed, ...]
+
+    def lists(self, rank: int, record: Record) -> bool:
+        """Tell whether a process's file with this record is the one that is listed."""
+        return record.step == self.step and Listed.of(rank, record) == self.ranks[rank]
 
     def encode(self) -> bytes:
         """Give the bytes of the file."""
@@ -158,6 +163,17 @@ class LinkedFiles:
 
     def open(self, rank: int) -> RankFile:
         """Give a process's file; FormatError where it is missing, or holds something else than the list says."""
+        with self._opened(rank) as (medium, record):
+            manifest = read_manifest(medium, record)
+        return RankFile(store=self.where, name=rank_name(rank), copies=(), record=record, manifest=manifest)
+
+    def record(self, rank: int) -> Record:
+        """Give the record of a process's file, without its manifest; errors as `open`."""
+        with self._opened(rank) as (_, record):
+            return record
+
+    @contextmanager
+    def _opened(self, rank: int) -> Iterator[tuple[Medium, Record]]:
         name = rank_name(rank)
         with closing(Directory(self.where, create=False, write=False)) as volume:
             try:
@@ -167,13 +183,11 @@ class LinkedFiles:
                     raise FormatError(f"{self.where}: {name} is missing, which {LIST_NAME} lists") from None
                 raise
             with closing(medium):
-                record = self._listed(medium, rank)
-                manifest = read_manifest(medium, record)
-        return RankFile(store=self.where, name=name, copies=(), record=record, manifest=manifest)
+                yield medium, self._listed(medium, rank)
 
     def _listed(self, medium: Medium, rank: int) -> Record:
         record = _sealed(medium)
-        if record.step != self.step or Listed.of(rank, record) != self.listed.ranks[rank]:
+        if not self.listed.lists(rank, record):
             raise FormatError(
                 f"{medium.path} holds step {record.step}, counter {record.counter}, which is not what {LIST_NAME} "
                 f"lists (step {self.step}): files of several saves were mixed"

@@ -12,6 +12,7 @@ from typing import final
 from pccheck import format
 from pccheck.errors import MediumError
 from pccheck.reading.linked import LIST_NAME, is_linked
+from pccheck.reading.places import RANK_FILE
 from pccheck.storage.directory import Directory
 from pccheck.storage.outside import folders_in
 
@@ -19,7 +20,6 @@ LEVELS = 2  # below what a person named: <root>/<step>/<item>, as pccheck_orbax 
 HIDDEN = ".pccheck"  # <root>/.pccheck/<item>/process-<p> are the stores there
 _OF_STEP, _OF_TREE = "_CHECKPOINT_METADATA", "_METADATA"  # Orbax's, in the folder of a step; in that of an item
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_RANK = re.compile(r"rank-[0-9]{5,7}\.pcc")
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -43,17 +43,22 @@ class LinkPlaces:
     def __bool__(self) -> bool:
         return bool(self.folders or self.stores or self.foreign)
 
+    def at(self, folder: str) -> str:
+        """Give the absolute path of one of the folders."""
+        return os.path.join(self.path, folder) if folder else self.path
+
     def how_to_open(self) -> str:
         """Say what of it `pccheck.open` takes, the last one first."""
-        finished = [where for folder in self.folders if is_linked(where := os.path.join(self.path, folder))]
+        finished = [where for folder in self.folders if is_linked(where := self.at(folder))]
         if finished:
             return (
                 f"{self.path} holds {len(finished)} linked folder(s), and each is opened on its own: "
                 f"<root>/<step>/<item>, such as {finished[-1]}"
             )
         if self.foreign:
-            last = os.path.join(self.path, self.foreign[-1]).rstrip("/")
-            return f"{last} is of Orbax's own handlers: restore it with Orbax, or with pccheck_orbax"
+            return (
+                f"{self.at(self.foreign[-1])} is of Orbax's own handlers: restore it with Orbax, or with pccheck_orbax"
+            )
         return f"{self.path} holds stores of links, but no folder <root>/<step>/<item> that was finished"
 
 
@@ -63,9 +68,14 @@ def find_linked(path: str | os.PathLike[str]) -> LinkPlaces:
     No symbolic link below the path is followed; what may not be looked at is left out.
     """
     where = os.path.abspath(os.fspath(path))
-    every = list(_walk(where, LEVELS))
-    folders = [folder for folder in every if is_any_linked(folder)]
-    foreign = [folder for folder in every if folder not in folders and _is_of_orbax(folder)]
+    above = _marks_in(os.path.dirname(where))
+    marks = {folder: _marks_in(folder) for folder in _walk(where, LEVELS)}
+    folders = [folder for folder, found in marks.items() if LIST_NAME in found]
+    foreign = [
+        folder
+        for folder, found in marks.items()
+        if LIST_NAME not in found and _is_of_orbax(folder, found, marks.get(os.path.dirname(folder), above))
+    ]
     stores = [folder for folder in _walk(os.path.join(where, HIDDEN), LEVELS) if _has(folder, format.CHECK_NAME)]
 
     def named(found: list[str]) -> tuple[str, ...]:
@@ -77,7 +87,8 @@ def find_linked(path: str | os.PathLike[str]) -> LinkPlaces:
 
 def holds_stores(path: str | os.PathLike[str]) -> bool:
     """Tell whether stores of links lie hidden in a folder: whether it is one of Orbax's steps and items."""
-    return HIDDEN in folders_in(os.fspath(path))
+    hidden = os.path.join(path, HIDDEN)
+    return os.path.isdir(hidden) and not os.path.islink(hidden)
 
 
 def step_of(path: str) -> int | None:
@@ -87,17 +98,28 @@ def step_of(path: str) -> int | None:
     return None if found is None or len(found[0]) > 18 else int(found[0])
 
 
-def _is_of_orbax(folder: str) -> bool:
-    """Tell a folder that a handler of Orbax's own filled: a tree, or whatever else is an item of a step, as JSON is."""
+def _is_of_orbax(folder: str, marks: set[str], above: set[str]) -> bool:
+    """Tell a folder that a handler of Orbax's own filled: a tree, or whatever else is an item of a step, as JSON is.
+
+    It is told by the marks in it and in the folder above.
+    """
     if _TEMPORARY in folder:
         return False
-    above, names = os.path.dirname(folder), names_in(folder)
-    return _OF_TREE in names or (_has(above, _OF_STEP) and not _has(above, _OF_TREE) and _OF_STEP not in names)
+    return _OF_TREE in marks or (_OF_STEP in above and _OF_TREE not in above and _OF_STEP not in marks)
 
 
 def is_any_linked(folder: str) -> bool:
     """Tell whether a folder is a linked folder, finished or not."""
-    return any(name == LIST_NAME or _RANK.fullmatch(name) for name in names_in(folder))
+    return LIST_NAME in _marks_in(folder)
+
+
+def _marks_in(folder: str) -> set[str]:
+    """Give the names in a folder that tell what it is; LIST_NAME stands for any of a linked folder."""
+    names = names_in(folder)
+    marks = {_OF_STEP, _OF_TREE}.intersection(names)
+    if any(name == LIST_NAME or RANK_FILE.fullmatch(name) for name in names):
+        marks.add(LIST_NAME)
+    return marks
 
 
 def names_in(folder: str) -> list[str]:

@@ -16,7 +16,7 @@ from pccheck.storage.medium import Medium
 
 _PREFIX = "rank-"
 _RANK = re.compile(r"rank-[0-9]{5,10}")
-_RANK_FILE = re.compile(r"rank-[0-9]{5,7}\.pcc")
+RANK_FILE = re.compile(r"rank-[0-9]{5,7}\.pcc")
 
 
 @final
@@ -105,7 +105,7 @@ def _locate_stores(where: Path) -> list[Place]:
     if len(stores) > 1 and stores[0][1] == str(where) and not _has_files(where):
         del stores[0]  # what a process alone left that only restored from the ranks' stores
     places = [Place.of_store(path, rank) for rank, path in stores]
-    if not places and (files := [n for n in _files(where) if _RANK_FILE.fullmatch(n)]):
+    if not places and (files := [n for n in _files(where) if RANK_FILE.fullmatch(n)]):
         raise UsageError(f"{where} is a linked folder (it holds {files[0]}) that was never finished")
     if not places:
         raise UsageError(f"{where} is not a pccheck store: it holds no CHECK, no slot files and no rank folders")

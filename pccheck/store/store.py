@@ -281,29 +281,26 @@ class Store:
         if agreed:
             self._neighbours.clear()
 
-    def tidy(self) -> None:
-        """In a store of links, give up the files of durable checkpoints.
+    def tidy(self, wanted: int | None = None) -> None:
+        """In a store of links, give up the files of durable checkpoints, and free slots beyond `wanted` (as `trim`).
 
         What fails is left: whoever needs a slot tries it again, and meets the cause.
         """
-        if self._linking:
-            self._give_up(close=False)
-
-    def _give_up(self, *, close: bool) -> None:
+        if not self._linking:
+            return
         try:
             with self.books.files_lock:
                 with self.books.lock:
                     self.books.check.assert_mine()
                 self._releasing.free()
                 self._releasing.bury()
-                self._releasing.trim(0 if close else self._wanted)
+                self._releasing.trim(wanted)
         except (MediumError, CapacityError, ContentError, StoreTaken):
             pass
 
     def close(self) -> None:
         """Close every file and give the lock back; a store of links leaves no slots, which would only take space."""
-        if self._linking:
-            self._give_up(close=True)
+        self.tidy(wanted=0)
         self._neighbours.close()
         self.slots.close()
         self.books.check.close()

@@ -48,7 +48,7 @@ class CheckpointerSystem(System):
         for file in listing.files:
             if file.problem is not None:
                 faults.append(f"I2: {file.name}: {file.problem}")
-            elif file.sealed and (reason := _damage(volume, file)):
+            elif file.sealed and (reason := damage_in(volume, file)):
                 faults.append(
                     f"I2: {file.name} is sealed (counter {file.record and file.record.counter}), but {reason}"
                 )
@@ -111,7 +111,8 @@ def _part_of_check(wrote: frozenset[int]) -> str:
     return "pointed" if format.CHECK_ADDR_OFFSET // format.SECTOR in wrote else "superblock"
 
 
-def _damage(volume: SimulatedVolume, file: SlotFile) -> str:
+def damage_in(volume: SimulatedVolume, file: SlotFile) -> str:
+    """Say what is damaged in a file that calls itself sealed; nothing where it is whole."""
     assert file.record is not None
     medium = volume.open(file.name)
     try:

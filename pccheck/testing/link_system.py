@@ -1,4 +1,4 @@
-"""A store of links as a System for the crash explorer (beside the floors: imports checkpointer, listing, reader).
+"""A store of links as a System for the crash explorer (beside the floors: imports checkpointer, listing and below).
 
 Each step is linked into a folder of its own, `out-<step>`, on the same simulated disk. What counts is what lies there:
 restoring reads the folders alone, as whoever copied one of them would, after the real code has opened the store.
@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from pccheck import format
-from pccheck.errors import ContentError, MediumError
-from pccheck.reading import reader
 from pccheck.reading.listing import Listing, SlotFile, list_file, list_store
 from pccheck.reading.restoring import Restored, assemble, load_newest
 from pccheck.saving.save import Save
 from pccheck.storage.names import HALF
-from pccheck.testing.checkpointer_system import CheckpointerSystem
+from pccheck.testing.checkpointer_system import CheckpointerSystem, damage_in
 from pccheck.testing.disk import SyncInfo
 from pccheck.testing.simulated import SimulatedVolume
 from pccheck.testing.system import System
@@ -57,7 +55,7 @@ class LinkSystem(System):
         files = (*listing.files, *linked(volume))
         faults += [f"I2: {file.name}: {file.problem}" for file in files if file.problem is not None]
         for file in files:
-            reason = _damage(volume, file) if file.whole else ""
+            reason = damage_in(volume, file) if file.whole else ""
             faults += [f"I2: {file.name} is sealed, but {reason}"] if reason else []
         if (listing.check.word, listing.check.peer_word) != (format.NO_WORD, format.NO_WORD):
             faults.append("I3: a word of a store of links names a checkpoint")
@@ -124,15 +122,3 @@ def linked(volume: SimulatedVolume) -> list[SlotFile]:
     with volume.disk.lock:
         names = [name for name in sorted(volume.disk.names) if name.startswith(OUT) and name.endswith(".pcc")]
     return [file for name in names for file in list_file(volume, name).files]
-
-
-def _damage(volume: SimulatedVolume, file: SlotFile) -> str:
-    assert file.record is not None
-    medium = volume.open(file.name)
-    try:
-        damages = reader.verify(medium, file.record, reader.read_manifest(medium, file.record), threads=1)
-        return "; ".join(map(str, damages))
-    except (ContentError, MediumError) as error:
-        return str(error)
-    finally:
-        medium.close()

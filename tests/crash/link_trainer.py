@@ -8,14 +8,11 @@ Steps live in <directory>/<step>, finished when durable; the last three are left
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
-import traceback
 from pathlib import Path
 
-from trainer import CHUNK_BYTES, DATA_BYTES, killer, tell
+from trainer import CHUNK_BYTES, DATA_BYTES, killer, serve, tell
 
 import pccheck
 from pccheck import links
@@ -71,19 +68,5 @@ def train(options: dict) -> None:
     tell("ended")
 
 
-def serve() -> None:
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                train(json.loads(line))
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        tell("exit", os.waitstatus_to_exitcode(status))
-
-
 if __name__ == "__main__":
-    serve()
+    serve(train)

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 import pccheck
 from pccheck.testing.scenario import fingerprint, make_state
@@ -111,7 +112,8 @@ def train_torch(options: dict) -> None:
     tell("ended")
 
 
-def serve() -> None:
+def serve(train: Callable[[dict], None]) -> None:
+    """Fork a trainer for each line of options, one after the other."""
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -127,6 +129,6 @@ def serve() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
-        serve()
+        serve(train)
     else:
         train_torch(json.loads(sys.argv[2]))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck import links
+from pccheck import format, links
 from pccheck.errors import (
     CapacityError,
     ClosedError,
@@ -21,6 +21,7 @@ from pccheck.errors import (
     DeadlineError,
     FormatError,
     MediumError,
+    NoValidCheckpointError,
     RanksError,
     StepNotFoundError,
     StoreGoneError,
@@ -461,6 +462,20 @@ def test_what_is_not_what_was_listed_is_found(tmp_path, pair):
             links.load(pair)
         (pair / "rank-00001.pcc").write_bytes(whole)
         assert links.load(pair).step == 7
+
+
+def test_a_manifest_that_is_damaged_is_passed_over_as_in_a_store(pair):
+    file = pair / "rank-00000.pcc"
+    data = bytearray(file.read_bytes())
+    record = format.unpack_record(bytes(data[: format.RECORD_BYTES]))
+    data[record.manifest_offset] ^= 1
+    file.write_bytes(data)
+    with pccheck.open(pair) as view:
+        assert (view.steps(), view.latest(), view.checkpoints) == ([7], 7, [])
+        with pytest.raises(NoValidCheckpointError, match="the manifest fails its digest"):
+            view.checkpoint()
+        with pytest.raises(DamagedError, match="the manifest fails its digest"):
+            view.restore()
 
 
 def test_a_hostile_list(pair):
