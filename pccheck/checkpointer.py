@@ -110,8 +110,6 @@ class Checkpointer:
         """How many ranks save together."""
         return self._agreement.world
 
-    # -- saving -----------------------------------------------------------------------------------------------------
-
     def save(
         self,
         step: int,
@@ -129,7 +127,7 @@ class Checkpointer:
             state: any nesting of dict, list, tuple, namedtuple, dataclass, Python values, arrays and tensors; or an
                 object whose method `__pccheck_state__()` gives one.
             metadata: small JSON that `pccheck inspect` shows.
-            when_full: overrides the option for this save.
+            when_full: overrides the option.
             link: in a store of links (keep=0), where the checkpoint is to live: a free path in a folder of yours, or a
                 function that gives one and may wait for that folder; called once the bytes are written.
             report: False = only the Save tells how it ends, and no error of an earlier save is raised here.
@@ -157,14 +155,12 @@ class Checkpointer:
                 self._flight.refuse(save, error)
                 raise
             launched = self._flight.launch(save, prepared, when_full, link)
-            if launched is None:
-                return save
-        self._flight.await_snapshot(save, launched)
-        if report:
+        if launched is not None:
+            self._flight.await_snapshot(save, launched)
+        self._notifier(self._flight.tally.returned(save))
+        if report and launched is not None:
             self._flight.unreported.tell(before=save.counter)  # how this one ends, what is returned tells its caller
         return save
-
-    # -- waiting ----------------------------------------------------------------------------------------------------
 
     def fence(self, timeout: float | None = None, *, owner: int | None = None) -> float:
         """Wait until no running capture reads the caller's memory, and give the seconds that took.
@@ -207,7 +203,13 @@ class Checkpointer:
         """Give what was done so far."""
         return self._flight.stats
 
-    # -- restoring and the history ----------------------------------------------------------------------------------
+    def subscribe(self, observer: Callable[[Event], object]) -> None:
+        """Call one more observer with each event from now on."""
+        self._notifier.add(observer)
+
+    def unsubscribe(self, observer: Callable[[Event], object]) -> None:
+        """Undo `subscribe`; an event that was on its way may still come."""
+        self._notifier.remove(observer)
 
     def restore(
         self,
@@ -269,8 +271,6 @@ class Checkpointer:
         """Remove every durable checkpoint of a step, pinned ones too (call it on all ranks); StepNotFoundError."""
         self._assert_usable()
         self._store.history.delete(arguments.step(step))
-
-    # -- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Wait for what is under way, close the store, and raise the first unreported error. Idempotent."""

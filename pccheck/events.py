@@ -26,6 +26,18 @@ class SnapshotPicked(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Returned(Event):
+    """`save()` returned to its caller, who had waited `seconds`.
+
+    Of these `slot_wait_s` for a place among the checkpoints in flight, and `copy_wait_s` for copies of the state.
+    """
+
+    seconds: float
+    slot_wait_s: float
+    copy_wait_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Captured(Event):
     """No byte of the caller's memory is needed any more, `seconds` after `save()`; `pool_wait_s` of it for buffers."""
 

@@ -22,7 +22,7 @@ from pccheck.saving.notifier import Notifier
 from pccheck.saving.pipelines import Pipelines
 from pccheck.saving.save import Launched, Link, Outcome, Save, Underway
 from pccheck.saving.snapshot import Snapshots, Taken
-from pccheck.saving.stats import Stats, begun, ended
+from pccheck.saving.stats import Stats, Tally
 from pccheck.saving.unreported import Unreported
 from pccheck.saving.watch import Watches
 from pccheck.state.planner import Prepared
@@ -51,14 +51,13 @@ class Flight:
         self._notifier, self._at = notifier, at
         self.pipelines, self.snapshots = Pipelines(options), Snapshots(options)
         self.captures, self.watches = Captures(self.__repr__), Watches()
-        self.unreported = Unreported(raises=options.on_error == "raise")
+        self.unreported, self.tally = Unreported(raises=options.on_error == "raise"), Tally()
         # Guards what follows; nothing waits for a disk under it. Entered as a lock, which is one step: entering a
         # condition runs Python code, and a Ctrl-C within that has left it locked for ever (seen).
         self._state = threading.RLock()
         self._changed = threading.Condition(self._state)
         self._running: dict[int, Save] = {}  # by counter: admitted, not ended
         self._jobs: dict[int, Job] = {}  # by counter: handed to a committer, not ended
-        self._stats = Stats()
         self._told: str | None = options.snapshot  # the mode that was told of last
         self._closed = False
         self._work: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
@@ -91,13 +90,13 @@ class Flight:
     def _enter(self, save: Save, waited_s: float) -> None:
         if self._closed:
             raise ClosedError(f"the Checkpointer of {self._store.path} was closed while this save waited")
-        self._stats = begun(self._stats, waited_s)
+        self.tally.begun(save, waited_s)
         self._running[save.counter] = save
 
     def _skip(self, save: Save, waited_s: float) -> None:
         with self._state:
             running = len(self._running)
-            self._stats = begun(self._stats, waited_s, skipped=1)
+            self.tally.begun(save, waited_s, skipped=1)
         unsettled = self._agreement.unsettled
         others = f", and {unsettled} waited for other ranks," if unsettled else ""
         reason = f"{running} checkpoints were under way{others} for {waited_s:.3f} s"
@@ -239,7 +238,7 @@ class Flight:
         sees nothing running, finds its outcome set.
         """
         with self._state:
-            self._stats = ended(self._stats, outcome, None if job is None else job.stats())
+            self.tally.ended(outcome, None if job is None else job.stats())
             if error is not None and report and save.report:
                 self.unreported.note(save.counter, error)
         save.finish(outcome, error)
@@ -264,6 +263,7 @@ class Flight:
 
     def await_snapshot(self, save: Save, launched: Launched) -> None:
         """Wait for what `save()` must wait for; whatever ends this ends the save, for then the state may be changed."""
+        began_s = time.monotonic()
         try:
             self.captures.wait_chunks(launched.job, launched.chunks, self._options.write_timeout_s)
         except BaseException:  # Ctrl-C in a notebook, or the deadline
@@ -271,6 +271,7 @@ class Flight:
             raise
         if not launched.lazy:
             save.note_captured()  # the committer does it, too, but perhaps not yet
+        save.copy_wait_s = time.monotonic() - began_s
 
     def drain(self, timeout_s: float | None, *, close: bool = False) -> None:
         """Wait until no save is under way, and with `close` let no other begin; DeadlineError after `timeout_s`."""
@@ -294,7 +295,7 @@ class Flight:
     def stats(self) -> Stats:
         """What was done so far."""
         pipeline = "" if self.pipelines.current is None else self.pipelines.current.name
-        return replace(self._stats, fence_wait_s=self.captures.waited_s, pipeline=pipeline)
+        return replace(self.tally.stats, fence_wait_s=self.captures.waited_s, pipeline=pipeline)
 
     def close(self, timeout_s: float | None) -> None:
         """Wait for what is under way, at most `timeout_s` (then DeadlineError), and stop all threads.

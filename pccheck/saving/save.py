@@ -27,12 +27,15 @@ class Save:
         step: the caller's label.
         counter: its place in the order of all saves.
         report: whether later calls raise how it failed, too.
+        began_s: when `save()` was called, on the monotonic clock.
+        slot_wait_s, copy_wait_s: what `save()` waited for a place among those in flight, and for copies of the state.
         captured: resolves (to the step) once the caller's memory is not read any more.
         durable: resolves (to the step) once the checkpoint survives a crash; raises SkippedError or why it failed.
     """
 
     def __init__(self, step: int, counter: int, *, report: bool = True) -> None:
         self.step, self.counter, self.report = step, counter, report
+        self.began_s, self.slot_wait_s, self.copy_wait_s = time.monotonic(), 0.0, 0.0
         self.captured: Future[int] = Future()
         self.durable: Future[int] = Future()
         for future in (self.captured, self.durable):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 FLOORS = {
-    4: {"__main__", "cli", "printing", "audit", "reports", "judging", "linkaudit"},
+    4: {"__main__", "cli", "printing", "audit", "reports", "judging", "linkaudit", "commands", "commands.inspect"},
     3: {"checkpointer", "recovery", "view", "links"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
     | {"ranks.coordination", "ranks.agreement", "ranks.channel", "ranks.shared_directory", "store.settling"}
@@ -43,7 +43,8 @@ FRAMEWORKS = ("torch", "jax", "jaxlib", "orbax", "flax", "tensorstore")
 WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history", "settling")}
 WRITERS |= {f"pccheck.store.{room}" for room in ("releasing", "neighbours", "locking", "disowning")}
 WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer", "pccheck.recovery"}
-READ_ONLY = {f"pccheck.{room}": WRITERS for room in ("cli", "printing", "audit", "view", "judging", "linkaudit")}
+LOOKING = ("commands.inspect", "printing", "audit", "view", "judging", "linkaudit")
+READ_ONLY = {f"pccheck.{room}": WRITERS for room in LOOKING}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("listing", "reader", "places", "restoring", "stored")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("world", "loading", "committed", "gathering", "members")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("linked", "linkplaces")}

@@ -504,9 +504,25 @@ def test_an_observer_hears_the_life_of_a_save_in_order(make):
     heard = []
     with make(observer=heard.append) as ck:
         ck.save(1, state(1))
-    kinds = [type(e) for e in heard]
+    kinds = [type(e) for e in heard if not isinstance(e, events.Returned)]
     assert kinds == [events.Captured, events.Persisted, events.Sealed, events.Published]
+    [returned] = [e for e in heard if isinstance(e, events.Returned)]
+    assert 0 <= returned.copy_wait_s + returned.slot_wait_s <= returned.seconds == ck.stats().save_s
     assert {e.step for e in heard} == {1}
+
+
+def test_one_more_observer_hears_what_comes_between_subscribe_and_unsubscribe(make):
+    first, second = [], []
+    with make(observer=first.append) as ck:
+        ck.save(1, state(1)).durable.result(60)
+        ck.subscribe(second.append)
+        ck.save(2, state(2)).durable.result(60)
+        while not any(isinstance(e, events.Published) and e.step == 2 for e in second):
+            time.sleep(0.001)
+        ck.unsubscribe(second.append)
+        ck.save(3, state(3))
+    assert {e.step for e in first} == {1, 2, 3}
+    assert 2 in {e.step for e in second} and 3 not in {e.step for e in second}
 
 
 def test_an_observer_that_raises_or_hangs_delays_nothing(make):

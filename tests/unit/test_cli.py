@@ -40,7 +40,7 @@ def environment(columns: int) -> dict[str, str]:
 
 def run(*arguments: str | Path, columns: int = 80) -> Done:
     """Run the command line in this process, which is quicker."""
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], env=environment(columns), prog_name="pccheck")
+    result = CliRunner().invoke(cli.build(), [str(a) for a in arguments], env=environment(columns), prog_name="pccheck")
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Done(result.exit_code, result.stdout, result.stderr)
