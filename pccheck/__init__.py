@@ -3,9 +3,13 @@
 Loads no framework: an adapter is found when the first leaf of its kind is seen.
 """
 
-from pccheck import errors, events, links
+from pccheck import errors, events, links, tuning
+from pccheck.bill.report import Report, report
 from pccheck.checkpointer import Checkpointer
+from pccheck.control.controller import Controller
+from pccheck.control.lastsave import Answer
 from pccheck.options import Options
+from pccheck.probing import probe
 from pccheck.ranks.shared_directory import SharedDirectory
 from pccheck.reading.outline import Outline, outline
 from pccheck.reading.restoring import Restored, Skipped
@@ -17,10 +21,13 @@ from pccheck.version import __version__
 from pccheck.view import View, open
 
 __all__ = [
+    "Answer",
     "Checkpointer",
+    "Controller",
     "Mismatch",
     "Options",
     "Outline",
+    "Report",
     "Restored",
     "Save",
     "Shard",
@@ -34,4 +41,7 @@ __all__ = [
     "links",
     "open",
     "outline",
+    "probe",
+    "report",
+    "tuning",
 ]

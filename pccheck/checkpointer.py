@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from pccheck import arguments
+from pccheck.bill.recorder import Recorder
 from pccheck.devices import Guard
 from pccheck.errors import DeadlineError
 from pccheck.events import Event
@@ -41,6 +43,9 @@ class Checkpointer:
         observer: called with each `pccheck.events.Event`, on a thread of its own.
         (all others): see `pccheck.Options`.
 
+    Attributes:
+        rank, world: which of the ranks this is, from 0, and how many save together.
+
     Raises:
         OptionError, UsageError: an option is out of range; or the directory is the root of Orbax steps.
         StoreTaken: another process has this store open for writing.
@@ -72,6 +77,7 @@ class Checkpointer:
         pipeline: PipelineName = "auto",
         replicated: bool | Sequence[str] = False,
         debug_captures: bool = False,
+        history: bool = True,
         observer: Callable[[Event], object] | None = None,
         _at: Callable[[str], None] | None = None,
     ) -> None:
@@ -80,16 +86,17 @@ class Checkpointer:
             writers=writers, writers_per_checkpoint=writers_per_checkpoint, snapshot=snapshot, when_full=when_full,
             max_block_s=max_block_s, on_error=on_error, write_timeout_s=write_timeout_s, lock_timeout_s=lock_timeout_s,
             exit_timeout_s=exit_timeout_s, agree_timeout_s=agree_timeout_s, pipeline=pipeline, replicated=replicated,
-            debug_captures=debug_captures,
+            debug_captures=debug_captures, history=history,
         )  # fmt: skip
         arguments.check_callable(coordinator=(coordinator, "publish"), observer=(observer, "__call__"))
         self._agreement = Agreement(Solo() if coordinator is None else coordinator)
+        self.rank, self.world = self._agreement.rank, self._agreement.world
         self._notifier = Notifier(observer)
         self._store, self._recovery = open_store(directory, self.options, self._agreement, self._notifier)
         self._flight = Flight(self.options, self._store, self._agreement, self._notifier, _at or (lambda point: None))
+        self._recorder = Recorder(self._store, self.options, self._agreement, self._notifier, self.stats)
         self._planner = Planner(
-            kind_of, chunk_bytes, rank=self._agreement.rank, world=self._agreement.world,
-            replicated=self.options.replicated,
+            kind_of, chunk_bytes, rank=self.rank, world=self.world, replicated=self.options.replicated,
         )  # fmt: skip
         self._saving = threading.RLock()  # one save() or restore() at a time
         tell = self._flight.unreported.tell
@@ -101,14 +108,9 @@ class Checkpointer:
         return os.path.dirname(self._store.path) if self.world > 1 else self._store.path
 
     @property
-    def rank(self) -> int:
-        """Which of the ranks this is, from 0."""
-        return self._agreement.rank
-
-    @property
-    def world(self) -> int:
-        """How many ranks save together."""
-        return self._agreement.world
+    def agreement(self) -> Agreement:
+        """With the other ranks: for what is built on a Checkpointer, and decides for all of them."""
+        return self._agreement
 
     def save(
         self,
@@ -211,15 +213,14 @@ class Checkpointer:
         """Undo `subscribe`; an event that was on its way may still come."""
         self._notifier.remove(observer)
 
+    def tell(self, event: Event) -> None:
+        """Tell the observers of an event of your own, after all that came before it."""
+        self._notifier(event)
+
     def restore(
-        self,
-        step: int | None = None,
-        *,
-        like: Any = None,
-        fallback: bool = True,
-        partial: bool = False,
+        self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False,
         branch: bool = True,
-    ) -> Restored | None:
+    ) -> Restored | None:  # fmt: skip
         """Give the newest checkpoint that verifies, or the one of `step`; None where no checkpoint is.
 
         Args:
@@ -290,11 +291,9 @@ class Checkpointer:
             raise
 
     def _end(self) -> None:
-        try:
-            self._store.close()
-        finally:
-            self._saving.release()
-            self._notifier.close()
+        with ExitStack() as each:  # in this order, whatever one of them raises; the first needs the store's lock
+            for end in (self._notifier.close, self._saving.release, self._store.close, self._recorder.end):
+                each.callback(end)
 
     def _assert_usable(self, *, waits: bool = False) -> None:
         self._life.assert_usable()

@@ -8,10 +8,14 @@ from typing import Annotated
 
 import typer
 
+from pccheck.commands.advise import advise
 from pccheck.commands.inspect import inspect
+from pccheck.commands.probe import probe
+from pccheck.commands.replay import replay
+from pccheck.commands.report import report
 from pccheck.version import __version__
 
-VERBS = (inspect,)
+VERBS = (inspect, report, advise, probe, replay)
 
 
 def main() -> None:

@@ -152,12 +152,13 @@ class DamagedError(ContentError):
             f"{path} is damaged: {reason}"
             + (f" at bytes {offset}..{offset + length}" if length else "")
             + (f", in {', '.join(leaves[:8])}{' and more' if len(leaves) > 8 else ''}" if leaves else "")
-            + _WHOLE_ONES
+            + WHOLE_ONES
         )
         self.path, self.reason, self.offset, self.length, self.leaves = path, reason, offset, length, tuple(leaves)
 
 
-_WHOLE_ONES = "; `pccheck inspect --verify PATH` lists what is whole: restore an older step"
+# What to do, which is left out where it was done already, or cannot be.
+WHOLE_ONES = "; `pccheck inspect --verify PATH` lists what is whole: restore an older step"
 
 
 class NoValidCheckpointError(ContentError):
@@ -165,7 +166,7 @@ class NoValidCheckpointError(ContentError):
 
     def __init__(self, where: str, skipped: Sequence[object]) -> None:
         self.where, self.skipped = where, tuple(skipped)
-        lines = "\n".join(f"  {s}" for s in self.skipped).replace(_WHOLE_ONES, "")  # none is, and it is said below
+        lines = "\n".join(f"  {s}" for s in self.skipped).replace(WHOLE_ONES, "")  # none is, and it is said below
         super().__init__(
             f"{where} holds checkpoints but none of them verifies:\n{lines}\n"
             "Look with `pccheck inspect --verify`; to start afresh on purpose, use another directory."

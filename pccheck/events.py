@@ -100,6 +100,32 @@ class Failed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Restored(Event):
+    """`restore()` gave this checkpoint, from which the run goes on, after `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalChosen(Event):
+    """A `Controller` saves every `interval` steps from this step on, `before` another, for a `reason`.
+
+    It was worked out from the seconds of a step alone, the seconds that a checkpoint costs the trainer, the worst until
+    one is durable, and the mean time between failures (None = not known); `overhead` is what checkpoints added to the
+    time of the last steps, as a share. It is about no save: `counter` is 0.
+    """
+
+    interval: int
+    before: int
+    reason: str
+    step_s: float
+    stall_s: float
+    durable_s: float
+    mtbf_s: float | None
+    overhead: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Grew(Event):
     """The store took a slot more, because readers, pins or quarantine held the others."""
 

@@ -51,6 +51,7 @@ class Options:
             that has them.
         debug_captures: digest what is captured lazily at `save()`, and again at the fence or at the next save, and name
             the leaves that changed in between (`on_error` says whether by an error or a warning): slow.
+        history: keep `runs.json` in the store, at most 256 KiB, for `pccheck report`; no checkpoint depends on it.
     """
 
     in_flight: int = 2
@@ -71,6 +72,7 @@ class Options:
     pipeline: PipelineName = "auto"
     replicated: bool | Sequence[str] = False
     debug_captures: bool = False
+    history: bool = True
 
     def __post_init__(self) -> None:
         check_whole_number("in_flight", self.in_flight, 1, 64)
@@ -95,8 +97,9 @@ class Options:
                 raise OptionError(name, getattr(self, name), " or ".join(map(repr, choices)))
         if Replicated.of(self.replicated).prefixes and not isinstance(self.replicated, bool):
             object.__setattr__(self, "replicated", tuple(self.replicated))  # nobody changes it afterwards
-        if not isinstance(self.debug_captures, bool):
-            raise OptionError("debug_captures", self.debug_captures, "True or False")
+        for name in ("debug_captures", "history"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(name, getattr(self, name), "True or False")
         for name in ("write_timeout_s", "lock_timeout_s", "exit_timeout_s", "agree_timeout_s", "max_block_s"):
             value = getattr(self, name)
             if value is None and name == "max_block_s":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import msgspec
 
-from pccheck import arguments, format
+from pccheck import arguments, events, format
 from pccheck.errors import (
     ContentError,
     MediumError,
@@ -65,7 +66,7 @@ def open_store(
             reason = f"it could not open its store: {error}"[:2000]
             agreement.give_up(reason, 0.0 if isinstance(error, RanksError) else JOIN_S)
         raise
-    return store, Recovery(volume, store, neighbours, agreement, timeout_s=options.agree_timeout_s)
+    return store, Recovery(volume, store, neighbours, agreement, notify, timeout_s=options.agree_timeout_s)
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -95,14 +96,16 @@ class Recovery:
         store: the same, open for writing.
         neighbours: the stores beside it.
         agreement: with the other ranks.
+        notify: hears of `Restored`.
         timeout_s: how long to wait for other ranks at each step.
     """
 
     def __init__(
-        self, volume: Volume, store: Store, neighbours: Neighbours, agreement: Agreement, *, timeout_s: float
-    ) -> None:
+        self, volume: Volume, store: Store, neighbours: Neighbours, agreement: Agreement,
+        notify: Callable[[Event], None], *, timeout_s: float,
+    ) -> None:  # fmt: skip
         self._volume, self._store, self._neighbours = volume, store, neighbours
-        self._agreement, self._timeout_s = agreement, timeout_s
+        self._agreement, self._notify, self._timeout_s = agreement, notify, timeout_s
 
     def restore(self, wanted: Wanted) -> Restored | None:
         """Give what was asked for; every rank gives the same checkpoint, or none does.
@@ -110,9 +113,13 @@ class Recovery:
         Raises as `Checkpointer.restore`.
         """
         self._store.history.assert_here()
-        if self._agreement.world == 1 and not self._neighbours.stores():
-            return self._alone(wanted)
-        return self._together(wanted)
+        began_s = time.monotonic()
+        alone = self._agreement.world == 1 and not self._neighbours.stores()
+        restored = self._alone(wanted) if alone else self._together(wanted)
+        if restored is not None and wanted.branch:
+            seconds = time.monotonic() - began_s
+            self._notify(events.Restored(step=restored.step, counter=restored.counter, seconds=seconds))
+        return restored
 
     def _alone(self, wanted: Wanted) -> Restored | None:
         loaded = load_newest(

@@ -6,6 +6,8 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Generator
+from contextvars import ContextVar
+from types import TracebackType
 from typing import Any, final
 
 import jax
@@ -136,10 +138,41 @@ def registry(*names: str, engine: Engine | None = None) -> ocp.handlers.Checkpoi
 
 
 def context(*names: str, engine: Engine | None = None) -> ocp.Context:
-    """Give a context, for `with` and for `training.Checkpointer(context=)`, that has `registry(*names)`."""
-    made = ocp.Context()
+    """Give a context, for `with` and for `training.Checkpointer(context=)`, that has `registry(*names)`.
+
+    As any context of Orbax's it holds for the thread that has entered it. Unlike Orbax's, it may be entered again while
+    it is: a `training.Checkpointer` made within it does so at each call.
+    """
+    made = _Context()
     made.checkpointables.registry = registry(*names, engine=engine)
     return made
+
+
+# Each time that a context was entered and not left yet, the innermost last: of a thread, or of a task.
+_ENTERED: ContextVar[tuple[tuple[ocp.Context, Any], ...]] = ContextVar("pccheck_orbax_entered", default=())
+
+
+@final
+class _Context(ocp.Context):  # marked as final there, but nowhere else can it be mended
+    """A context that can be entered while it is entered.
+
+    Orbax keeps in the context itself what is to leave it: entered again, as `training.Checkpointer` does with the one
+    around it, it forgets the first, whose generator Python then ends, so that the `with` block goes on without its
+    context. (Seen: saves after the first one of a Checkpointer were Orbax's own, without a word.)
+    """
+
+    def __enter__(self) -> ocp.Context:
+        entered = self.__contextmanager__()
+        _ENTERED.set((*_ENTERED.get(), (self, entered)))
+        return entered.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        all_of_them = _ENTERED.get()
+        last = max(n for n, (context, _) in enumerate(all_of_them) if context is self)
+        _ENTERED.set(all_of_them[:last] + all_of_them[last + 1 :])
+        all_of_them[last][1].__exit__(kind, error, traceback)
 
 
 def _abstract(path: Path, value: Any) -> Any:

@@ -70,10 +70,34 @@ class Agreement:
         if self.world == 1:
             return [payload]
         with self._state:
+            said = self.collect(self.offer(topic, payload), topic, timeout_s)
+        assert said is not None, "no other exchange can have been begun under the lock"
+        return said
+
+    def offer(self, topic: str, payload: bytes) -> int:
+        """Begin an exchange without waiting for the others, and give its number for `collect`, which should follow.
+
+        The words of the others are looked for meanwhile, so that `collect` finds them there. Raises as `exchange`.
+        """
+        with self._state:
             if self._apart is not None:
                 raise anew(self._apart)
             number = self._member.answer(topic, payload)
+            self._channel.expecting = lambda: number == self._member.last_answer and bool(self._silent(number))
             self._channel.tell()
+            return number
+
+    def collect(self, number: int, topic: str, timeout_s: float) -> list[bytes] | None:
+        """Give what each rank said in an exchange that was begun with `offer`, once all have; raises as `exchange`.
+
+        None = another exchange was begun since, a restore for one: this one is void, as it is on all other ranks, since
+        all begin them in the same order.
+        """
+        with self._state:
+            if self._apart is not None:
+                raise anew(self._apart)
+            if number != self._member.last_answer:
+                return None
             try:
                 self._channel.wait(
                     lambda: self._all_answered(number, topic), timeout_s, f"the word of all ranks on {topic!r}",

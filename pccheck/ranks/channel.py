@@ -33,6 +33,7 @@ class Channel:
         member: what this rank tells, and what it heard.
         lost: why nothing is heard any more; None = all is well.
         listening: whether to go on looking, now and then, where nobody waits.
+        expecting: tells whether words are still to come that somebody will soon want; it is looked for them often.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -41,6 +42,7 @@ class Channel:
         self.member = Member(coordinator.rank, coordinator.world, secrets.token_hex(16))
         self.lost: RanksError | None = None
         self.listening = False
+        self.expecting: Callable[[], bool] = lambda: False
         self._changed = threading.Condition(self.state)
         self._thread: threading.Thread | None = None
         self._news = self._ending = False  # something to tell; it is over
@@ -143,7 +145,7 @@ class Channel:
             if self._waiting:
                 self._changed.wait_for(lambda: self._news or self._ending, delay)
             else:
-                limit = RARELY_S if self.listening else None
+                limit = delay if self.expecting() else RARELY_S if self.listening else None
                 self._changed.wait_for(lambda: self._news or self._ending or self._waiting, limit)
             return not self._ending
 

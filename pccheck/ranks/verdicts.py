@@ -153,9 +153,14 @@ class Member:
 
     def answer(self, topic: str, payload: bytes) -> int:
         """Say something in the next exchange, and give its number."""
-        number = self._answers[-1].number + 1 if self._answers else 1
+        number = self.last_answer + 1
         self._answers = [*self._answers, Answer(number, topic, payload)][-KEPT_ANSWERS:]
         return number
+
+    @property
+    def last_answer(self) -> int:
+        """The number of the newest exchange that this rank took part in; 0 = none."""
+        return self._answers[-1].number if self._answers else 0
 
     def answers(self, number: int) -> dict[int, Answer]:
         """Give what the ranks said in an exchange, as far as they did."""

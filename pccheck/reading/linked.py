@@ -89,20 +89,31 @@ def read_list(folder: str | os.PathLike[str]) -> FolderList:
         with closing(volume.open(LIST_NAME)) as medium:
             size = medium.size()
             if size > MAX_LIST_BYTES:
-                raise FormatError(f"{medium.path} has {size:,} bytes; {MAX_LIST_BYTES:,} are the most")
+                raise _damaged(medium.path, f"it has {size:,} bytes; {MAX_LIST_BYTES:,} are the most")
             data = bytearray(size)
             medium.read_into(memoryview(data), 0)
     try:
         found = msgspec.json.decode(data, type=FolderList)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise FormatError(f"{medium.path} cannot be read: {error}") from None
+        raise _damaged(medium.path, str(error)) from None
     if found.version != format.VERSION:
         raise FormatError(f"{medium.path} is of format version {found.version}; this release reads {format.VERSION}")
     if not found.ranks or len(found.ranks) > MAX_RANKS:
-        raise FormatError(f"{medium.path} lists {len(found.ranks)} files; 1 to {MAX_RANKS} can be")
+        raise _damaged(medium.path, f"it lists {len(found.ranks)} files; 1 to {MAX_RANKS} can be")
     if any(listed.file != rank_name(rank) for rank, listed in enumerate(found.ranks)):
-        raise FormatError(f"{medium.path} lists other files than {rank_name(0)}, {rank_name(1)} and so on")
+        raise _damaged(medium.path, f"it lists other files than {rank_name(0)}, {rank_name(1)} and so on")
     return found
+
+
+def _damaged(path: str, reason: str) -> FormatError:
+    return FormatError(f"{path} is damaged: {reason}; restore another step, {_MEND.format(os.path.dirname(path))}")
+
+
+# The list holds nothing that the files' own records do not say.
+_MEND = (
+    "or have the list made anew: pccheck.links.finish({!r}, world) of as many processes as there are rank-*.pcc files, "
+    "all of one save"
+)
 
 
 def list_files(folder: str, world: int) -> FolderList:
@@ -180,7 +191,10 @@ class LinkedFiles:
                 medium = volume.open(name)
             except MediumError as error:
                 if isinstance(error.cause, FileNotFoundError):
-                    raise FormatError(f"{self.where}: {name} is missing, which {LIST_NAME} lists") from None
+                    raise FormatError(
+                        f"{self.where}: {name} is missing, which {LIST_NAME} lists: copy it there again, or restore "
+                        "another step"
+                    ) from None
                 raise
             with closing(medium):
                 yield medium, self._listed(medium, rank)
@@ -190,6 +204,7 @@ class LinkedFiles:
         if not self.listed.lists(rank, record):
             raise FormatError(
                 f"{medium.path} holds step {record.step}, counter {record.counter}, which is not what {LIST_NAME} "
-                f"lists (step {self.step}): files of several saves were mixed"
+                f"lists (step {self.step}): files of several saves were mixed, or the list is damaged; restore another "
+                f"step, {_MEND.format(self.where)}"
             )
         return record

@@ -234,5 +234,6 @@ def _differing(box: Box, holders: Iterable[Sequence[Source]]) -> str:
 def no_such_leaf(step: int, path: str, known: Iterable[str]) -> KeyError:
     """Give the error that says that a checkpoint has no leaf at a path, and which of those that it has are like it."""
     near = difflib.get_close_matches(str(path), list(known), 3)
-    hint = f"; did you mean {', '.join(map(repr, near))}?" if near else "; checkpoint().paths() lists all"
-    return KeyError(f"step {step} has no leaf {path!r}{hint}")
+    hint = f"did you mean {', '.join(map(repr, near))}?" if near else "`list(view)` names all."
+    values = "Numbers and other small values are no leaves: `view.restore().state` has them"
+    return KeyError(f"step {step} has no leaf {path!r}; {hint} {values}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pccheck.errors import MismatchError
+from pccheck.errors import WHOLE_ONES, MismatchError
 from pccheck.state.assigning import Assigning
 from pccheck.state.kinds import kind_of
 from pccheck.state.mismatch import Mismatch
@@ -22,7 +22,7 @@ class Skipped:
 
     def __str__(self) -> str:
         what = "" if self.counter is None else f" (step {self.step}, counter {self.counter})"
-        return f"{self.name}{what}: {self.reason}"
+        return f"{self.name}{what}: {self.reason.replace(WHOLE_ONES, '')}"  # it was passed over: that is done
 
 
 @dataclass(frozen=True)

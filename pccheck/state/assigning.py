@@ -19,6 +19,7 @@ from pccheck.state.tree import type_name
 from pccheck.state.wanting import shown
 
 _SIDE = "the target"
+_FIXED = "that cannot be written (use restore(like=...), which gives new arrays)"
 
 
 @final
@@ -207,7 +208,7 @@ class Assigning:
             same = have.extra == want.extra and (not isinstance(target, np.generic) or _bits(target) == _bits(value))
             return target if same else self._replaced(target, value, path, replaceable)
         if not kind.assignable(target):
-            return self._differs(target, path, "kind", f"{shown(want)} that cannot be written", shown(have))
+            return self._differs(target, path, "kind", f"{shown(want)} {_FIXED}", shown(have))
         known = self._written.setdefault(id(target), value)
         if known is value:
             self._writes.append((path, kind, target, value))

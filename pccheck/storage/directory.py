@@ -158,13 +158,9 @@ class Directory:
         self._check_writable()
         folder, leaf = names.split(name)
         where = self._where(name)
-        try:
-            with self._folder(folder) as fd, told("removal", where):
-                names.check_regular(os.lstat(leaf, dir_fd=fd), where)
-                os.unlink(leaf, dir_fd=fd)
-        except MediumError as error:
-            if error.errno != errno.ENOENT:
-                raise
+        with names.if_there(), self._folder(folder) as fd, told("removal", where):
+            names.check_regular(os.lstat(leaf, dir_fd=fd), where)
+            os.unlink(leaf, dir_fd=fd)
 
     def is_named(self, name: str, medium: Medium) -> bool:
         """Tell whether a name leads to this very file."""
@@ -182,13 +178,18 @@ class Directory:
         """Make the names in a folder durable, and for a subfolder its own name; a missing one has no names to sync."""
         self._check_writable()
         if folder:
-            try:
-                with self._folder(folder) as fd:
-                    fileio.sync_folder(fd, self._where(folder))
-            except MediumError as error:
-                if error.errno != errno.ENOENT:
-                    raise
+            with names.if_there(), self._folder(folder) as fd:
+                fileio.sync_folder(fd, self._where(folder))
         fileio.sync_folder(self._open_fd(), self.path)
+
+    def read_side(self, name: str, limit: int) -> bytes | None:
+        """Give what a small file beside the checkpoints begins with, at most `limit` bytes; None where it is not."""
+        return names.read_side(self._open_fd(), name, self._where(name), limit)
+
+    def replace_side(self, name: str, data: bytes) -> None:
+        """Replace such a file whole, or make it: readers find the old one or the new one. Not durable."""
+        self._check_writable()
+        names.replace_side(self._open_fd(), name, self._where(name), data)
 
     # -- CHECK, lock, space ------------------------------------------------------------------------------------------
 
@@ -252,12 +253,8 @@ class Directory:
         else:
             return False
         for folder in ("", KEPT_FOLDER):
-            try:
-                with self._folder(folder) as folder_fd:
-                    names.remove_half_copies(folder_fd, self._where(folder))
-            except MediumError as error:
-                if error.errno != errno.ENOENT:
-                    raise
+            with names.if_there(), self._folder(folder) as folder_fd:
+                names.remove_half_copies(folder_fd, self._where(folder))
         return True
 
     def unlock(self) -> None:

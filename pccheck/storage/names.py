@@ -34,6 +34,16 @@ def told(operation: str, where: str, hint: str = "") -> Iterator[None]:
         raise MediumError(operation, where, error) from error
 
 
+@contextmanager
+def if_there() -> Iterator[None]:
+    """Take it for no error that something is missing."""
+    try:
+        yield
+    except MediumError as error:
+        if error.errno != errno.ENOENT:
+            raise
+
+
 def split(name: str) -> tuple[str, str]:
     """Give folder ("" for the store's) and file name; raises ValueError for what is no plain name in a store."""
     parts = name.split("/")
@@ -131,6 +141,38 @@ def copy_synced(fd: int, leaf: str, new_fd: int, new_leaf: str, where: str) -> N
             for each in (source, target):
                 if each >= 0:
                     os.close(each)
+
+
+def read_side(folder_fd: int, leaf: str, where: str, limit: int) -> bytes | None:
+    """Give at most the first `limit` bytes of a file; None where it is missing."""
+    try:
+        fd = open_regular(folder_fd, leaf, where, os.O_RDONLY, "open")
+    except MediumError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    try:
+        room = memoryview(bytearray(limit))
+        return bytes(room[: fileio.read_up_to(fd, room, 0, where)])
+    finally:
+        os.close(fd)
+
+
+def replace_side(folder_fd: int, leaf: str, where: str, data: bytes) -> None:
+    """Put a file there by a rename over what has that name; what fails, and what a crash cut short, is removed."""
+    half = f".{leaf}{HALF}"
+    fd = open_regular(folder_fd, half, where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "creation")
+    try:
+        try:
+            fileio.write_all(fd, memoryview(data), 0, where)
+        finally:
+            os.close(fd)
+        with told("rename", where):
+            os.rename(half, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    except BaseException:
+        if exists(half, folder_fd):
+            os.unlink(half, dir_fd=folder_fd)
+        raise
 
 
 def remove_half_copies(folder_fd: int, where: str) -> None:

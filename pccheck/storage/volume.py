@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pccheck.storage.medium import Medium
 
@@ -95,3 +95,18 @@ class Volume(Protocol):
 
     def close(self) -> None:
         """Close what the volume itself holds open, the lock included."""
+
+
+@runtime_checkable
+class SideFiles(Protocol):
+    """What a Volume may offer besides: small files in the store's folder that no checkpoint depends on.
+
+    They are never synced, and what goes wrong with them is nobody's loss but their own. The history of runs is one
+    (`pccheck.bill`): a volume without them has none. Thread-safe.
+    """
+
+    def read_side(self, name: str, limit: int) -> bytes | None:
+        """Give what a file begins with, at most `limit` bytes; None where it is missing. Raises as `Volume.open`."""
+
+    def replace_side(self, name: str, data: bytes) -> None:
+        """Replace a file whole, or make it: readers find the old one or the new one. Not durable."""

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import socket
 import time
 import warnings
-from pathlib import Path
 
 from pccheck import format
 from pccheck.errors import MediumError, StoreTaken
+from pccheck.holders import is_alive, pid_and_parent
 from pccheck.storage.volume import CheckPage, Volume
 from pccheck.store.check import believed
-
-_HOLDER = re.compile(r"pid (\d+), parent (\d+), boot (\S+), host (.+)")
-
-
-def describe_self() -> str:
-    """Give the text by which others know the holder of the lock."""
-    return f"pid {os.getpid()}, parent {os.getppid()}, boot {_boot_id()}, host {socket.gethostname()}"
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
@@ -35,7 +19,7 @@ def take_lock(volume: Volume, check: CheckPage, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not _lock(volume):
         holder = format.unpack_holder(check.read(format.HOLDER_OFFSET, format.SECTOR))
-        if holder is not None and _alive(holder):
+        if holder is not None and is_alive(holder):
             raise StoreTaken(volume.path, holder, _hint(holder))
         if time.monotonic() >= deadline:
             hint = "Its recorded holder is dead, but a process that inherited its files still runs: end that one."
@@ -67,27 +51,14 @@ def _lock(volume: Volume) -> bool:
         return True
 
 
-def _alive(holder: str) -> bool:
-    match = _HOLDER.fullmatch(holder)
-    if not match or match[3] != _boot_id() or match[4] != socket.gethostname():
-        return match is not None  # on another host or boot: cannot be told from here, and its lock is held
-    try:
-        os.kill(int(match[1]), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _hint(holder: str) -> str:
-    match = _HOLDER.fullmatch(holder)
-    if match and int(match[1]) == os.getpid():
+    pid, parent = pid_and_parent(holder)
+    if pid == os.getpid():
         return (
             "That is this very process: it has a Checkpointer open there. close() that one first "
             "(a `with` block does so; one that was dropped without it stays open until the process ends)."
         )
-    if match and int(match[2]) == os.getppid():
+    if parent == os.getppid():
         return (
             "It was started by the same parent as this process, as ranks of one job are: "
             "pass coordinator= (pccheck_torch.StoreCoordinator() under torchrun, or pccheck.SharedDirectory), with "

@@ -13,7 +13,10 @@ import warnings
 from typing import final
 
 from pccheck import format
+from pccheck.bill import runs
+from pccheck.bill.history import look
 from pccheck.errors import ContentError, MediumError, PccheckError
+from pccheck.holders import describe_self
 from pccheck.ranks.worlds import FLAT, Holding, Sealed
 from pccheck.reading.listing import Listing, list_store, read_check
 from pccheck.reading.places import rank_stores
@@ -21,7 +24,7 @@ from pccheck.storage.directory import Directory
 from pccheck.storage.volume import CheckPage
 from pccheck.storage.whole import remove_empty
 from pccheck.store.check import believed
-from pccheck.store.locking import describe_self, fence_out, take_lock
+from pccheck.store.locking import fence_out, take_lock
 
 
 def rank_folder(root: str, rank: int, world: int) -> str:
@@ -108,7 +111,7 @@ class Neighbours:
         while (one := self._pop()) is not None:
             rank, (volume, check) = one
             try:
-                _clear(volume, check)
+                _clear(volume, check, alone=rank == FLAT)
             except PccheckError as error:
                 warnings.warn(f"{volume.path} is not needed any more and could not be cleared: {error}", RuntimeWarning,
                               stacklevel=2)  # fmt: skip
@@ -132,8 +135,11 @@ class Neighbours:
         volume.close()
 
 
-def _clear(volume: Directory, check: CheckPage) -> None:
-    """Remove slots and CHECK; the words first, durably: one that names a slot that is gone looks like damage."""
+def _clear(volume: Directory, check: CheckPage, *, alone: bool) -> None:
+    """Remove slots and CHECK; the words first, durably: one that names a slot that is gone looks like damage.
+
+    The history of a rank goes with its store; that of a process alone stays, and tells of the job before.
+    """
     for offset in (format.CHECK_ADDR_OFFSET, format.PEER_ADDR_OFFSET):
         check.store(offset, format.NO_WORD)
     check.write(format.HOLDER_OFFSET, bytes(format.SECTOR))
@@ -146,6 +152,8 @@ def _clear(volume: Directory, check: CheckPage) -> None:
         volume.remove(format.CHECK_NAME)
         volume.sync_names()
         remove_empty(os.path.join(volume.path, format.KEPT_FOLDER))
+        if not alone and look(volume).ours:
+            volume.remove(runs.FILE_NAME)
 
 
 def holding(listing: Listing, rank: int) -> Holding:

@@ -16,6 +16,7 @@ import msgspec
 from pccheck import format
 from pccheck.errors import ContentError, FormatError, MediumError
 from pccheck.format import Abandoned, Record, SlotState
+from pccheck.holders import describe_self
 from pccheck.ranks.agreement import Agreement
 from pccheck.ranks.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 from pccheck.reading.reader import read_record
@@ -24,7 +25,7 @@ from pccheck.storage.volume import CheckPage, Volume
 from pccheck.store.check import believed, write_abandoned
 from pccheck.store.disowning import assert_of_this_kind, disown
 from pccheck.store.ledger import Ledger
-from pccheck.store.locking import describe_self, fence_out, take_lock
+from pccheck.store.locking import fence_out, take_lock
 from pccheck.store.neighbours import Neighbours
 from pccheck.store.slots import record_page
 

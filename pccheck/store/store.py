@@ -14,7 +14,7 @@ from pccheck.events import Event, Grew
 from pccheck.format import MAX_COUNTER, Record, SlotState
 from pccheck.ranks.agreement import Agreement
 from pccheck.storage.medium import Medium
-from pccheck.storage.volume import Volume
+from pccheck.storage.volume import SideFiles, Volume
 from pccheck.store.books import Books
 from pccheck.store.check import Check
 from pccheck.store.history import History
@@ -65,6 +65,7 @@ class Store:
             abandoned=opened.abandoned, mirrored=agreement.world == 1,
         )  # fmt: skip
         self._volume, self._verify, self._notify = volume, verify, notify
+        self.side_files = volume if isinstance(volume, SideFiles) else None
         self._agreement, self._neighbours = agreement, neighbours
         self._store_id, self._wanted, self._linking = opened.store_id, in_flight + keep, keep == 0
         self.slots = Slots(volume, opened.media, durable_names=keep > 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pccheck.errors import CapacityError, ClosedError, FormatError, MediumError, PccheckError
 from pccheck.format import CHECK_ADDR_OFFSET, CHECK_BYTES, CHECK_NAME, PAGE, PEER_ADDR_OFFSET
 from pccheck.storage.medium import Medium
-from pccheck.storage.volume import CheckPage, Volume
+from pccheck.storage.volume import CheckPage, SideFiles, Volume
 from pccheck.testing.fillers import check_fillers
 from pccheck.testing.pipelines import check_pipeline
 from pccheck.testing.promises import check, raises, read
@@ -146,7 +146,7 @@ def check_volume(make: Callable[[], Volume], *, links: bool = True) -> None:
         make: gives a new, empty volume, opened for writing; closed by the checks.
         links: whether a linked file is the same file, not a copy.
     """
-    for part in (_check_names, _check_check_page, _check_lock):
+    for part in (_check_names, _check_check_page, _check_lock, _check_side_files):
         volume = make()
         part(volume)
         volume.close()
@@ -154,6 +154,18 @@ def check_volume(make: Callable[[], Volume], *, links: bool = True) -> None:
     volume = make()
     _check_links(volume, links)
     volume.close()
+
+
+def _check_side_files(volume: Volume) -> None:
+    """Check what a volume need not offer."""
+    if not isinstance(volume, SideFiles):
+        return
+    check(volume.read_side("note.json", 10) is None, "a side file that is not there is None")
+    volume.replace_side("note.json", b"first")
+    volume.replace_side("note.json", b"second, and longer")
+    check(volume.read_side("note.json", 6) == b"second", "a side file is read as far as the limit")
+    check(volume.read_side("note.json", PAGE) == b"second, and longer", "a side file is replaced whole")
+    check(volume.names() == ["note.json"], "replacing a side file leaves no other name")
 
 
 def _check_names(volume: Volume) -> None:

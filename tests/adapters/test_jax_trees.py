@@ -319,6 +319,17 @@ def test_a_module_that_contains_itself_is_refused(tmp_path, far):
         ck.save(1, {"model": model})
 
 
+def test_live_arrays_of_jax_cannot_be_loaded_into_and_the_error_says_what_can(tmp_path):
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    for state in ({"w": jnp.ones(3)}, nnx.state(model), (model,)):
+        with pccheck.Checkpointer(tmp_path) as ck:
+            ck.save(1, state).durable.result(60)
+            with pytest.raises(MismatchError, match=r"cannot be written \(use restore\(like=") as told:
+                ck.restore(like=state).load_into(state)
+            assert {one.problem for one in told.value.mismatches} == {"kind"}
+            assert_same(ck.restore(like=state).state, state)
+
+
 def test_sharded_trees_come_back_in_their_shardings(tmp_path):
     where = mesh(2, 4)
     state = train_state()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 
 import jax
@@ -125,6 +126,101 @@ def test_the_training_checkpointer(tmp_path):
         assert same(checkpointer.load(3), 3)
     assert v0.CheckpointManager(tmp_path).all_steps() == [2, 3]
     assert held(tmp_path) == 2
+
+
+def _saved_after_a_checkpointer(context, root):
+    """Tell how many of two saves within a context are pccheck's: one before a Checkpointer was used, one after."""
+
+    def run():
+        with context:
+            ocp.save(root / "before", state(1))
+            with ocp.training.Checkpointer(root / "run") as checkpointer:
+                checkpointer.save(0, state(2))
+            ocp.save(root / "after", state(3))
+        return held(root / "before"), held(root / "after")
+
+    return contextvars.Context().run(run)  # without the context of this module's tests around it
+
+
+def test_a_training_checkpointer_within_a_context_does_not_end_it(tmp_path):
+    stock = ocp.Context()
+    stock.checkpointables.registry = v1.registry()
+    assert _saved_after_a_checkpointer(stock, tmp_path / "stock") == (1, 0)  # Orbax's own save, without a word
+    assert _saved_after_a_checkpointer(v1.context(), tmp_path / "ours") == (1, 1)
+
+
+def test_all_that_a_training_checkpointer_does_within_one_context(tmp_path):
+    def run():
+        with v1.context():
+            for step in range(3):
+                with ocp.training.Checkpointer(tmp_path) as checkpointer:
+                    assert (None if checkpointer.latest is None else checkpointer.latest.step) == (
+                        step - 1 if step else None
+                    )
+                    if step:
+                        assert same(checkpointer.load(step - 1, state(0)), step - 1)
+                        assert checkpointer.metadata(step - 1).metadata["w"].shape == state(0)["w"].shape
+                    assert checkpointer.should_save(step)
+                    checkpointer.save(step, state(step))
+            with ocp.training.Checkpointer(tmp_path) as checkpointer:
+                checkpointer.delete(0)
+            assert same(ocp.load(tmp_path / "2", state(0)), 2)
+            assert same(ocp.load(tmp_path / "2"), 2)
+            assert ocp.metadata(tmp_path / "1").metadata["w"].shape == state(0)["w"].shape
+        assert held(tmp_path) == 2
+        ocp.save(tmp_path / "stock", {"w": jnp.zeros(3)})  # the block has ended
+
+    contextvars.Context().run(run)
+    assert held(tmp_path) == 2
+
+
+def test_contexts_that_are_entered_again_and_left_out_of_order(tmp_path):
+    def entered(context, name):
+        with context:
+            yield
+            ocp.save(tmp_path / name, state(1))
+            yield
+
+    def run():
+        one, other = v1.context(), v1.context("other")
+        with one, other:
+            with one:
+                with one:
+                    pass
+                ocp.save(tmp_path / "1", state(1))
+            ocp.save_checkpointables(tmp_path / "2", {"other": state(2)})
+        first, second = entered(one, "3"), entered(one, "4")
+        for each in (first, second, first, second):
+            next(each)
+        first.close()
+        ocp.save(tmp_path / "5", state(1))
+        second.close()
+        with pytest.raises(ZeroDivisionError), one:
+            raise ZeroDivisionError
+        with one:
+            ocp.save(tmp_path / "6", state(1))
+
+    contextvars.Context().run(run)
+    assert {path.parent.parent.name for path in tmp_path.glob("?/*/*.pcc")} >= {"1", "2", "3", "4", "6"}
+
+
+def test_a_step_of_ours_outside_of_a_context_is_an_error_of_orbax(tmp_path):
+    def run():
+        with ocp.training.Checkpointer(tmp_path, context=v1.context()) as checkpointer:
+            checkpointer.save(0, state(0))
+            assert same(checkpointer.load(0, state(0)), 0)
+        with pytest.raises(KeyError, match="tree_metadata"):
+            ocp.load(tmp_path / "0", state(0))
+        assert ocp.metadata(tmp_path / "0").metadata is None
+        with (
+            ocp.training.Checkpointer(tmp_path) as checkpointer,
+            pytest.raises(Exception, match="incompatible handler"),
+        ):
+            checkpointer.load(0, state(0))
+        with v1.context():
+            assert same(ocp.load(tmp_path / "0", state(0)), 0)
+
+    contextvars.Context().run(run)
 
 
 def test_what_the_older_interface_saved_and_the_other_way_round(tmp_path):

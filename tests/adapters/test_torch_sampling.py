@@ -357,6 +357,31 @@ def test_the_loader_of_torchdata_goes_on(tmp_path, workers):
     assert sorted(used.elements()) == list(range(24))
 
 
+class Told(Numbers):
+    """Gives the epoch that its sampler tells."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.order = ResumableSampler(n)
+
+    def __getitem__(self, index):
+        return self.order.epoch
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_dataset_that_asks_the_sampler_for_its_epoch_is_told_where_workers_would_not_know(persistent):
+    data = Told(4)
+    described = DataLoader(data, 4, sampler=data.order, num_workers=1, persistent_workers=persistent)
+    if persistent:
+        with pytest.warns(RuntimeWarning, match="leave persistent_workers=True out") as told:
+            loader = ResumableLoader(described)
+        assert told[0].filename == __file__
+    else:
+        loader = ResumableLoader(described)
+    epochs = [batch.tolist() for _, batch in zip(range(3), loader.endless(), strict=False)]
+    assert epochs == [[0 if persistent else epoch] * 4 for epoch in range(3)]
+
+
 @needs_torchdata
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_a_loader_state_that_cannot_be_stored_is_refused_with_its_path(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -985,10 +986,44 @@ def test_what_is_no_part_is_refused():
     for wrong in ({"model": 3}, {"optimizer": 3}, {"scheduler": 3}, {"scaler": 3}, {"loader": [1]}):
         with pytest.raises(UsageError):
             TrainingState(**wrong)
+    with pytest.raises(UsageError, match=r"by name: TrainingState\(model=model"):
+        TrainingState(nn.Linear(1, 1))
     with pytest.raises(UsageError, match="names are texts"):
         TrainingState(model={1: nn.Linear(1, 1)})
     with pytest.raises(MismatchError):
         TrainingState(model=nn.Linear(1, 1)).load(restored([1]))
+
+
+class _Counting:
+    """Can be called, and has a state."""
+
+    def __init__(self):
+        self.n = 0
+
+    def __call__(self):
+        self.n += 1
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+def test_an_extra_that_can_never_be_saved_is_refused_where_it_is_given(tmp_path):
+    never = [
+        lambda: 3, len, nn.Linear(1, 1).forward, functools.partial(int), int, _Counting, random, {1},
+    ]  # fmt: skip
+    for extra in (*never, (x for x in "")):
+        with pytest.raises(UnsupportedLeafError, match="extras/foo") as told:
+            TrainingState(foo=extra)
+        assert told.value.path == "extras/foo"
+    with pccheck.Checkpointer(tmp_path) as ck:  # and a save would refuse all of them
+        for extra in never:
+            with pytest.raises(UnsupportedLeafError):
+                ck.save(0, {"foo": extra})
+        fine = {"none": None, "dtype": torch.float32, "counting": _Counting(), "module": nn.Linear(1, 1), "a": {"b": 1}}
+        ck.save(1, TrainingState(**fine)).durable.result(60)
 
 
 def test_without_a_checkpoint_nothing_changes():
@@ -1010,8 +1045,12 @@ def test_what_a_restore_passed_over_is_told(tmp_path):
     data[1 << 16] ^= 1
     newest.write_bytes(data)
     with pccheck.Checkpointer(tmp_path, keep=2) as ck:
-        with pytest.warns(RuntimeWarning, match=r"step 1 was loaded; passed over: .*step 2.*digest"):
+        with pytest.warns(RuntimeWarning, match=r"step 1 was loaded; passed over: .*step 2.*digest") as told:
             assert state.restore(ck) == 2
+        with pytest.warns(RuntimeWarning, match="passed over") as loaded:
+            assert state.load(ck.restore()) == 2
+        assert told[0].filename == loaded[0].filename == __file__, "the caller's line"
+        assert "restore an older step" not in str(told[0].message), "that is what was done"
         assert [s.step for s in state.skipped] == [2]
         ck.save(3, state).durable.result(60)
         assert state.restore(ck) == 4

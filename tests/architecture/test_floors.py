@@ -7,8 +7,15 @@ import subprocess
 import sys
 
 FLOORS = {
-    4: {"__main__", "cli", "printing", "audit", "reports", "judging", "linkaudit", "commands", "commands.inspect"},
-    3: {"checkpointer", "recovery", "view", "links"},
+    4: {"__main__", "cli", "printing", "audit", "reports", "judging", "linkaudit", "commands", "commands.inspect"}
+    | {"bill.report", "bill.showing", "bill.metrics", "commands.report"}
+    | {"commands.advise", "commands.advice_text", "plots", "plots.goodput"}
+    | {"replay.live", "replay.trainer", "replay.contender", "replay.process", "replay.places", "replay.tuned"}
+    | {"commands.live_text", "commands.replay", "commands.replay_text", "plots.replay", "plots.timeline"}
+    | {"commands.probe"},
+    3: {"control.controller", "control.council", "control.lastsave", "control.sensors"}
+    | {"checkpointer", "recovery", "view", "links"}
+    | {"probing", "probing.place", "probing.survey", "probing.timing", "probing.trials"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
     | {"ranks.coordination", "ranks.agreement", "ranks.channel", "ranks.shared_directory", "store.settling"}
     | {"store.neighbours", "store.locking", "store.releasing", "store.disowning", "saving.linkpath"}
@@ -16,7 +23,7 @@ FLOORS = {
     | {"reading.restored", "reading.committed", "reading.members", "reading.linked", "reading.linkplaces"}
     | {"saving.commit", "saving.save", "saving.flight", "saving.notifier", "saving.captures", "saving.ordering"}
     | {"saving.pipelines", "saving.shadow", "saving.snapshot", "saving.stats", "saving.watch", "saving.unreported"}
-    | {"lifetime"}
+    | {"control.flights", "lifetime", "bill.history", "bill.recorder"}
     | {"reading.reader", "reading.chunks", "reading.listing", "reading.places", "reading.restoring", "reading.stored"}
     | {"pipeline.interface", "pipeline.choose", "pipeline.native", "pipeline.portable"}
     | {"pipeline.job", "pipeline.schedule", "pipeline.gather", "pipeline.fills", "pipeline.portable_fills"},
@@ -24,15 +31,26 @@ FLOORS = {
     | {"storage.media", "storage.memory", "storage.fileio", "storage.filesystem", "storage.forks", "storage.outside"}
     | {"storage.buffers", "storage.digest", "storage.whole", "saving.sizing", "saving.background", "_native"}
     | {"state.kinds", "state.numpy_leaves", "state.numpy_dtypes", "state.text_leaves", "state.leaftable"}
-    | {"state.assigning", "holding", "deadlines"}
+    | {"state.assigning", "holding", "deadlines", "holders", "replay.files", "control.notice"}
     | {"dlpack", "state.planner", "state.assembly", "state.describing", "state.owning", "state.filling", "state.shape"},
     0: {"errors", "options", "format", "events", "version", "leaves", "devices", "containers"}
     | {"state.manifest", "state.plan", "state.tree", "state.nodes", "state.paths", "state.forms", "state.structure"}
     | {"state.mismatch", "state.transfer", "state.apart", "state.entries", "state.wanting"}
     | {"state.boxes", "saving.choice", "state.shards", "state.dividing"}
     | {"state.fit", "store.ledger", "store.retention", "ranks.verdicts", "ranks.worlds", "ranks.telling"}
+    | {"tuning", "tuning.bills", "tuning.checkfreq", "tuning.domain", "tuning.goodput", "tuning.intervals"}
+    | {"tuning.optimum", "tuning.storage"}
+    | {"tuning.advice", "tuning.basis", "tuning.comparing", "tuning.explaining", "tuning.helping", "tuning.planning"}
+    | {"tuning.units", "tuning.wanted"}
+    | {"replay", "replay.trace", "replay.job", "replay.disk", "replay.simulation", "replay.policies"}
+    | {"replay.comparing", "replay.policy", "replay.jobs"}
+    | {"replay.chronicle", "replay.schedule", "replay.timeline", "replay.told", "replay.training"}
+    | {"tuning.law", "tuning.stalls", "tuning.tries", "tuning.windows", "control", "control.meter", "control.rescue"}
+    | {"control.deciding"}
+    | {"tuning.machine", "tuning.prediction"}
     # the folders: their docstrings say what is in them
-    | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"},
+    | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"}
+    | {"bill", "bill.runs", "bill.durations", "bill.account", "bill.bills"},
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it
@@ -43,11 +61,12 @@ FRAMEWORKS = ("torch", "jax", "jaxlib", "orbax", "flax", "tensorstore")
 WRITERS = {f"pccheck.store.{room}" for room in ("store", "opening", "books", "check", "slots", "history", "settling")}
 WRITERS |= {f"pccheck.store.{room}" for room in ("releasing", "neighbours", "locking", "disowning")}
 WRITERS |= {"pccheck.saving.commit", "pccheck.saving.flight", "pccheck.checkpointer", "pccheck.recovery"}
-LOOKING = ("commands.inspect", "printing", "audit", "view", "judging", "linkaudit")
+LOOKING = ("commands.inspect", "commands.advise", "printing", "audit", "view", "judging", "linkaudit")
 READ_ONLY = {f"pccheck.{room}": WRITERS for room in LOOKING}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("listing", "reader", "places", "restoring", "stored")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("world", "loading", "committed", "gathering", "members")}
 READ_ONLY |= {f"pccheck.reading.{room}": WRITERS for room in ("linked", "linkplaces")}
+READ_ONLY |= {f"pccheck.{room}": WRITERS for room in ("bill.history", "bill.report", "bill.metrics", "commands.report")}
 # Floor 0 is pure: no I/O, no threads, no clock.
 IMPURE = {"os", "io", "pathlib", "time", "threading", "socket", "mmap", "subprocess", "concurrent", "queue", "tempfile"}
 

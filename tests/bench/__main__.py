@@ -1,8 +1,8 @@
 """Measures what saving costs a training loop, here and with peers, and prints tables (bench: imports all its rooms).
 
 Arrows: loop_tables, cost_tables, trainer_tables > scale, loops, measures, trainers, ranks > peers > contenders, raw >
-states, trained; jax_tables > scale, jax_measures > jax_contenders, loops, measures > jax_states, contenders, states;
-beside them lab, disks, machine, tables.
+states, trained; advice_tables > scale, loops; controller_tables > scale, states; jax_tables > scale, jax_measures >
+jax_contenders, loops, measures > jax_states, contenders, states; beside them lab, disks, machine, tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from . import cost_tables, jax_tables, loop_tables, trainer_tables
+from . import advice_tables, controller_tables, cost_tables, jax_tables, loop_tables, trainer_tables
 from .disks import TOOL, SlowDisk
 from .lab import Lab
 from .machine import describe
@@ -25,6 +25,8 @@ from .scale import FULL, QUICK, Bench
 from .tables import show, show_machine
 
 ALL = {**loop_tables.TABLES, **trainer_tables.TABLES, **cost_tables.TABLES, **jax_tables.TABLES}
+ALL |= advice_tables.TABLES
+ALL |= controller_tables.TABLES
 
 
 def main() -> int:

@@ -42,6 +42,9 @@ class Scale:
     rate_rounds: int = 9
     memory_saves: int = 4
     jax_leaves: tuple[int, int] = (3000, 87 * 1024)
+    probe_s: float = 30.0
+    probe_bytes: int | None = None  # what the probe itself chooses
+    loop_s: float = 8.0  # that each loop of `advice` takes
 
 
 FULL = Scale()
@@ -50,7 +53,8 @@ QUICK = Scale(
     python_pairs=1, every_step_intervals=5, slow_rates=False, changing_intervals=4,
     trained=((60, 4096),), pass_s=0.004, long_s=0.012, pairs_s=0.01, long_pairs_s=0.01, mode_saves=3,
     worlds=(2,), rank_bytes=MIB // 4, rank_saves=3,
-    call_leaves=(100, 256), calls=5, rate_rounds=3, memory_saves=3, jax_leaves=(60, 4096),
+    call_leaves=(100, 256), calls=5, rate_rounds=3, memory_saves=3, jax_leaves=(60, 4096), probe_s=3.0,
+    probe_bytes=4 * MIB, loop_s=0.1,
 )  # fmt: skip
 
 

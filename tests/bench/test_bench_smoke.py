@@ -50,6 +50,9 @@ ROWS = {  # what each table must have, where no disk can be limited by the kerne
         }
     },
     "calls": {"torch", "numpy"},
+    "advice": {f"raw, {loop}: in_flight {n}" for loop in ("keeps up", "too often") for n in (1, 2, 3)}
+    | {"raw, as advised"},
+    "controller": {f"interval {number}" for number in range(1, 12)},
     "memory": {"pccheck lazy, in_flight 1", "pccheck lazy, in_flight 2", "pccheck copy, in_flight 2", *PEERS},
 }  # fmt: skip
 

@@ -126,7 +126,7 @@ def test_case_13_leftovers_of_a_dead_save_are_no_obstacle(tmp_path):
             assert ck.restore().step in (6, 7)
             assert ck.save(7, make_state(7)).durable.result(WAIT_S) == 7
             assert ck.steps() == [7]
-        assert sorted(p.name for p in store.iterdir()) == ["CHECK", "slot-000.pcc", "slot-001.pcc"]
+        assert sorted(p.name for p in store.iterdir()) == ["CHECK", "runs.json", "slot-000.pcc", "slot-001.pcc"]
 
 
 # -- D. errors that get lost ------------------------------------------------------------------------------------------

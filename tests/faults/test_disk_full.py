@@ -61,7 +61,7 @@ def test_a_disk_too_small_for_the_first_save(small_disk, pipeline):
 def test_growth_on_a_full_disk_takes_nothing(small_disk, pipeline):
     """The state grows when moments appear, and there is no room: all space is as it was, and saving goes on."""
     disk = small_disk(16 * MIB)
-    with pccheck.Checkpointer(disk / "s", chunk_bytes=BIG, pipeline=pipeline) as ck:
+    with pccheck.Checkpointer(disk / "s", chunk_bytes=BIG, pipeline=pipeline, history=False) as ck:  # space is counted
         ck.save(1, make_state(1, MIB)).durable.result(WAIT_S)
         before = free(disk)
         for size in (before // 3 + MIB, before // 2, 2 * before):  # room for two slots of three, for one, for none

@@ -522,7 +522,8 @@ def test_one_more_observer_hears_what_comes_between_subscribe_and_unsubscribe(ma
         ck.unsubscribe(second.append)
         ck.save(3, state(3))
     assert {e.step for e in first} == {1, 2, 3}
-    assert 2 in {e.step for e in second} and 3 not in {e.step for e in second}
+    heard = {e.step for e in second}  # of step 1 what came after it was durable, perhaps
+    assert heard | {1} == {1, 2}
 
 
 def test_an_observer_that_raises_or_hangs_delays_nothing(make):

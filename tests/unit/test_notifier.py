@@ -54,3 +54,50 @@ def test_an_observer_may_close_its_own_notifier():
     notify = Notifier(lambda e: (notify.close(), done.set()))
     notify(event(1))
     assert done.wait(10)
+
+
+def test_a_recorder_hears_at_once_and_ticks_on_the_thread():
+    heard, ticked = [], []
+    notify = Notifier(None)
+    notify.record(
+        lambda e: heard.append((e.step, threading.current_thread().name)) or e.step == 3,
+        lambda: ticked.append(threading.current_thread().name), 0.01,
+    )  # fmt: skip
+    for n in range(3):
+        notify(event(n))
+    assert not notify._thread.is_alive(), "no thread before there is anything to note"
+    notify(event(3))
+    while len(ticked) < 3:
+        time.sleep(0.001)  # it goes on without events
+    notify.close()
+    assert heard == [(n, threading.current_thread().name) for n in range(4)]
+    assert set(ticked) == {"pccheck-notify"}
+    count = len(ticked)
+    time.sleep(0.05)
+    assert len(ticked) == count
+
+
+def test_a_recorder_that_raises_is_heard_by_nobody():
+    heard = []
+    notify = Notifier(heard.append)
+    notify.record(lambda e: 1 / 0, lambda: 1 / 0, 0.001)
+    for n in range(20):
+        notify(event(n))
+    notify.close()
+    assert [e.step for e in heard] == list(range(20))
+
+
+def test_where_no_thread_can_be_had_the_next_event_asks_again(monkeypatch):
+    ticked = threading.Event()
+    notify = Notifier(None)
+    notify.record(lambda e: e.step == 0, ticked.set, 1000.0)
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        notify(event(0))
+    notify(event(1))
+    assert ticked.wait(10)
+    notify.close()

@@ -8,7 +8,7 @@ import pytest
 
 import pccheck
 from pccheck import errors, format
-from pccheck.store.opening import describe_self
+from pccheck.holders import describe_self
 
 
 def open_(path, **options):

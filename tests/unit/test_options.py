@@ -26,7 +26,7 @@ CHOICES = {
     "on_error": ("raise", "warn"),
     "pipeline": ("auto", "native", "portable"),
 }
-FLAGS = ("debug_captures",)
+FLAGS = {"debug_captures": False, "history": True}
 
 
 def refused(field, value, **others):
@@ -106,10 +106,10 @@ def test_choices_are_listed_when_refused(field, names):
         assert all(repr(name) in error.allowed for name in names)
 
 
-@pytest.mark.parametrize("field", FLAGS)
-def test_flags_are_true_or_false(field):
-    assert getattr(Options(), field) is False
-    assert getattr(Options(**{field: True}), field) is True
+@pytest.mark.parametrize(("field", "default"), FLAGS.items())
+def test_flags_are_true_or_false(field, default):
+    assert getattr(Options(), field) is default
+    assert getattr(Options(**{field: not default}), field) is not default
     for value in (None, 0, 1, "True"):
         assert "True or False" in refused(field, value).allowed
 

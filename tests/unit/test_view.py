@@ -120,6 +120,8 @@ def test_single_leaves(seen: view.View) -> None:
     np.testing.assert_array_equal(found[1], W + 20)
     with pytest.raises(KeyError, match=r"did you mean 'model/w'"):
         seen["model/ww"]
+    with pytest.raises(KeyError, match=r"`list\(view\)` names all.*`view\.restore\(\)\.state` has them"):
+        seen["seen"]
 
 
 def test_a_checkpoint_object(seen: view.View) -> None:

@@ -7,6 +7,7 @@ from (seed, epoch), so that a position is two numbers, whatever the number of wo
 from __future__ import annotations
 
 import operator
+import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
@@ -20,6 +21,10 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 from pccheck.errors import OptionError, UsageError
 
 _BLOCK = 1 << 16  # indices made into Python numbers at once
+_STALE = (
+    "the dataset holds the ResumableSampler, of which persistent workers keep a copy of the epoch in which they began: "
+    "its `epoch` is wrong there in all later ones; leave persistent_workers=True out"
+)
 
 
 @final
@@ -112,12 +117,17 @@ class ResumableLoader:
             `batch_sampler` (whose batches must follow that order; their sizes may vary). It is taken as a description:
             this class makes its own from it.
 
+    Warns where the dataset holds the sampler, for its `epoch`, and `persistent_workers` would not see it change.
+
     Raises:
         UsageError: it is no such DataLoader.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.sampler = _sampler_of(loader)
+        told = getattr(loader.dataset, "__dict__", {}).values()
+        if loader.persistent_workers and any(value is self.sampler for value in told):
+            warnings.warn(_STALE, RuntimeWarning, stacklevel=2)
         assert loader.batch_sampler is not None
         self._batches = _Batches(loader.batch_sampler, self.sampler)
         self._generator = torch.Generator() if loader.generator is None else None

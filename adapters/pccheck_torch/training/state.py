@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import types
 import warnings
 from collections.abc import Mapping, MutableMapping
-from typing import Any, final
+from typing import Any, Never, final
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 import pccheck
-from pccheck.errors import MismatchError, UsageError
+from pccheck.errors import MismatchError, UnsupportedLeafError, UsageError
 from pccheck_torch.training.modules import ModuleSection
 from pccheck_torch.training.optimizers import OptimizerSection
 from pccheck_torch.training.sections import Problems, Section, Stateful, as_stored, grouped, is_stateful, place
@@ -20,6 +23,7 @@ from pccheck_torch.training.values import GENERATORS, Extras, Generator, Plain, 
 # What may refuse a checkpoint only when it is asked to load it comes first, so that nothing else was touched then; and
 # the random generators come last, since loading might draw from them.
 _LOADED = ("loader", "scheduler", "scaler", "extras", "ema", "model", "optimizer", "rng")
+_NEVER = (functools.partial, set, frozenset, types.ModuleType, types.GeneratorType)  # is saved, beside functions
 
 
 @final
@@ -55,7 +59,8 @@ class TrainingState:
             there; a namedtuple or dataclass comes back as its own class where one stands there already.
 
     Raises:
-        UsageError: something is of a type that cannot be its part.
+        UsageError: something is of a type that cannot be its part, or was given without a name.
+        UnsupportedLeafError: an extra is a function, a class, a module of Python or a set, which are never stored.
     """
 
     # So that `state.tokens = 1` is an error.
@@ -63,7 +68,7 @@ class TrainingState:
 
     def __init__(
         self,
-        *,
+        *unnamed: Never,
         model: Module | Mapping[str, Module] | None = None,
         optimizer: Any = None,
         scheduler: Any = None,
@@ -73,6 +78,10 @@ class TrainingState:
         rng: bool = True,
         **extras: Any,
     ) -> None:
+        if unnamed:
+            raise UsageError("a TrainingState takes its parts by name: TrainingState(model=model, optimizer=optimizer)")
+        for name, value in extras.items():
+            _assert_storable(name, value)
         self._extras: dict[str, Any] = extras
         self.mismatches: tuple[pccheck.Mismatch, ...] = ()
         self.skipped: tuple[pccheck.Skipped, ...] = ()
@@ -125,7 +134,7 @@ class TrainingState:
 
         Raises as `Checkpointer.restore` does; MismatchError before anything was read or changed.
         """
-        return self.load(ck.restore(step, like=_Asked(self, partial), partial=partial), partial=partial)
+        return self._load(ck.restore(step, like=_Asked(self, partial), partial=partial), partial)
 
     def load(self, restored: pccheck.Restored | None, *, partial: bool = False) -> int:
         """Load a restored checkpoint: give the step to go on with, 0 where there was none.
@@ -142,6 +151,10 @@ class TrainingState:
         Raises:
             MismatchError: lists everything missing, unexpected, or of another shape or dtype; nothing was changed.
         """
+        return self._load(restored, partial)
+
+    def _load(self, restored: pccheck.Restored | None, partial: bool) -> int:
+        """Load; called by the methods that the user calls, whose line a warning is to name."""
         self.mismatches = self.skipped = ()
         if restored is None:
             return 0
@@ -152,7 +165,7 @@ class TrainingState:
             raise MismatchError(self.mismatches)
         if self.skipped:  # who is given a number only would never look
             told = "; ".join(map(str, self.skipped[:3]))
-            warnings.warn(f"step {restored.step} was loaded; passed over: {told}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"step {restored.step} was loaded; passed over: {told}", RuntimeWarning, stacklevel=3)
         sections = self._sections
         for name in _LOADED:
             if name in sections and isinstance(stored, Mapping) and name in stored:
@@ -231,6 +244,14 @@ def _assert_stateful(value: Any) -> None:
             f"a {type(value).__qualname__} has no state_dict and load_state_dict, so that it cannot be a part of a "
             "training state; a DataLoader goes into a pccheck_torch.ResumableLoader, plain values are extras"
         )
+
+
+def _assert_storable(name: str, value: object) -> None:
+    """Refuse what no save could store, where it is given and not hours later."""
+    kind: type = type(value)
+    if inspect.isclass(value) or inspect.isroutine(value) or issubclass(kind, _NEVER):
+        reason = "extras are values, trees of them, arrays, modules, generators, and what has a state_dict"
+        raise UnsupportedLeafError(f"extras/{name}", kind.__qualname__, reason)
 
 
 def _any(holder: MutableMapping[str, Any], name: str) -> Section:

@@ -1,0 +1,195 @@
+"""`pccheck probe`: what storage does with checkpoints (floor 4: imports probing, tuning, printing)."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pccheck import printing
+from pccheck.errors import OptionError, PccheckError, UsageError
+from pccheck.options import MIB
+from pccheck.probing import probe as measure
+from pccheck.probing.trials import TINY_BYTES
+from pccheck.tuning.machine import Machine, Sample
+from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, rate_text, seconds_text
+
+_OPTIONS = {"size_bytes": "--size", "seconds": "--seconds", "in_flight": "--in-flight"}  # as the errors name them
+
+
+def probe(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that checkpoints will be written to.")],
+    seconds: Annotated[
+        str, typer.Option(metavar="TIME", help="About how long it may take: 30, 2m, 1h at most.")
+    ] = "30",
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Of the largest state, such as 2GB; default: what storage writes in that time, at most 256 MiB.",
+        ),
+    ] = None,
+    in_flight: Annotated[int, typer.Option(metavar="N", help="Most checkpoints at once.")] = 4,
+    as_json: Annotated[
+        str | None,
+        typer.Option(
+            "--json", metavar="FILE", help="Write there what `pccheck advise --probe FILE` takes; - = print it."
+        ),
+    ] = None,
+) -> None:
+    """Measure what the storage of DIR does with checkpoints: one and several at once, of several sizes, and read back.
+
+    Works in DIR/pccheck-probe.tmp and removes it; takes at most half of the space that is free. Leave the machine alone
+    meanwhile. Exit status: 0 = measured; 2 = DIR or an option cannot be used, or storage failed; 130 = interrupted.
+    """
+    try:
+        target = _target(as_json)
+        with ExitStack() as stack:
+            machine = measure(
+                directory, seconds=parse_seconds(seconds, field="--seconds"), in_flight=in_flight,
+                size_bytes=None if size is None else parse_bytes(size, field="--size"), progress=_progress(stack),
+            )  # fmt: skip
+        if target is not None:
+            with target.open("wb") as file:
+                file.write(machine.to_json())
+    except (PccheckError, OSError) as error:
+        print(f"pccheck probe: {printing.plain(_text(error))}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        print("pccheck probe: interrupted; nothing was left behind", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json == "-":
+        print(machine.to_json().decode(), end="")
+        return
+    show(machine, Console(highlight=False))
+    name = "FILE" if target is None else printing.plain(str(target))
+    made = "pccheck probe DIR --json FILE, then " if target is None else ""
+    print(f"\nSettings for your job: {made}pccheck advise --state SIZE --step TIME --probe {name}")
+
+
+def _target(as_json: str | None) -> Path | None:
+    """Give the file to write, and find out before the measurement whether it can be."""
+    if as_json in (None, "-"):
+        return None
+    target = Path(as_json)
+    if target.is_dir() or not os.access(target.parent, os.W_OK):
+        raise UsageError(f"{target} cannot be written: --json takes a file in a folder that is there")
+    return target
+
+
+def _text(error: Exception) -> str:
+    """Say an error in the words of the command line."""
+    if isinstance(error, OptionError):
+        return f"{_OPTIONS.get(error.field, error.field)} {error.value} is not allowed: it must be {error.allowed}"
+    return str(error)
+
+
+def _progress(stack: ExitStack) -> Callable[[float, str], object] | None:
+    """Give a progress bar on the terminal of standard error; None where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return None
+    columns = (TextColumn("{task.description:30}"), BarColumn(), TimeRemainingColumn())
+    bar = stack.enter_context(Progress(*columns, console=console, transient=True))
+    task = bar.add_task("", total=1.0)
+    return lambda done, doing: bar.update(task, completed=done, description=doing)
+
+
+def show(machine: Machine, console: Console) -> None:
+    """Print what was measured, and what it means."""
+    console.print(
+        f"{machine.path}: {machine.filesystem}; {machine.cpus} cores, {machine.pipeline} data path, "
+        f"{bytes_text(machine.free_bytes)} free; measured in {seconds_text(machine.seconds)}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("checkpoints", "writers", "size", "durable after", "worst", "rate"):
+        table.add_column(column, justify="left" if column in ("checkpoints", "writers") else "right")
+    for sample in _merged(s for s in machine.samples if s.state_bytes > TINY_BYTES):
+        table.add_row(
+            _way(sample), _writers(sample), bytes_text(sample.state_bytes), seconds_text(sample.durable_s),
+            seconds_text(sample.worst_durable_s), rate_text(sample.bytes_per_s),
+        )  # fmt: skip
+    console.print(table)
+    read = "not measured" if machine.read_bytes_per_s is None else rate_text(machine.read_bytes_per_s)
+    console.print(f"copying to the pool  {rate_text(machine.copy_bytes_per_s)}   (what save() waits for in copy mode)")
+    console.print(f"reading back         {read}")
+    console.print(f"a commit             {seconds_text(machine.commit_s)}   (until next to no bytes are durable)")
+    console.print(f"save() in lazy mode  {seconds_text(machine.save_s)}\n")
+    for note in machine.notes:
+        console.print(f"Note: {note}.", markup=False, soft_wrap=True)
+    for sentence in meaning(machine):
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _merged(samples: Iterable[Sample]) -> list[Sample]:
+    """Give one row for what was measured more than once."""
+    groups: dict[tuple[object, ...], list[Sample]] = {}
+    for s in samples:
+        key = (s.state_bytes, s.in_flight, s.writers, s.writers_per_checkpoint, s.chunk_bytes, s.pause_s > 0)
+        groups.setdefault(key, []).append(s)
+    return [
+        msgspec.structs.replace(
+            group[0],
+            durable_s=statistics.median(s.durable_s for s in group),
+            worst_durable_s=max(s.worst_durable_s for s in group),
+            period_s=statistics.median(s.period_s for s in group),
+        )
+        for group in groups.values()
+    ]
+
+
+def _way(sample: Sample) -> str:
+    if sample.in_flight > 1:
+        return f"{sample.in_flight} at once"
+    return "1, rested" if sample.pause_s else "1 at a time"
+
+
+def _writers(sample: Sample) -> str:
+    chunks = f", chunks of {sample.chunk_bytes / MIB:g} MiB" if sample.chunk_bytes != 16 * MIB else ""
+    if sample.writers_per_checkpoint == 1:
+        return ("1 each" if sample.in_flight > 1 else "1") + chunks
+    return str(sample.writers) + chunks
+
+
+_GAIN = 1.15  # rates of the same storage differ by as much from one second to the next
+_EXAMPLE_BYTES = 10 * 10**9
+
+
+def meaning(machine: Machine) -> list[str]:
+    """Say in two sentences what a probe means for a training job."""
+    usual, streams = machine.model(), machine.model(writers_per_checkpoint=1)
+    measured = max(s.in_flight for s in machine.samples)
+    best = max(usual.total_bytes_per_s, streams.total_bytes_per_s)
+    one = usual.stream_bytes_per_s
+    if one >= best / _GAIN:
+        model, count = usual, 1
+        said = (
+            f"One checkpoint at a time fills this storage ({rate_text(one)}): several at once only bridge slow spells."
+        )
+    else:
+        each = usual.total_bytes_per_s < best / _GAIN
+        model = streams if each else usual
+        count = min(measured, model.saturating_in_flight)
+        how = f"in_flight={count}" + (f", writers={count}, writers_per_checkpoint=1" if each else "")
+        said = (
+            f"One checkpoint at a time leaves this storage idle ({rate_text(one)}): {how} reaches "
+            f"{rate_text(min(count * model.stream_bytes_per_s, model.total_bytes_per_s))}."
+        )
+    period_s = model.durable_s(_EXAMPLE_BYTES, count) / count
+    return [
+        said,
+        f"A state of {bytes_text(_EXAMPLE_BYTES)} would be durable {seconds_text(machine.alone_s(_EXAMPLE_BYTES))} "
+        f"after save(); this storage keeps up with one every {seconds_text(period_s)}.",
+    ]

@@ -1,0 +1,191 @@
+"""Follows the saves of a Checkpointer by its events (floor 2: imports events)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from pccheck.events import Event, Failed, Published, Restored, Returned, Skipped, Superseded
+
+_RECENT = 8  # durations that are remembered
+_LOOK_S = 0.002
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A save in flight: its step, seconds since it began, and what it would have had of storage alone by now."""
+
+    step: int
+    age_s: float
+    served_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Took:
+    """What saves took: until durable, and of storage had each been alone."""
+
+    durable_s: float
+    service_s: float
+
+
+@dataclass(frozen=True)
+class _Begun:
+    step: int
+    began_s: float
+    served_s: float  # of the sum over all time, when it began
+
+
+@final
+class Flights:
+    """What is in flight, and what saves took that became durable. Thread-safe; an observer of a Checkpointer.
+
+    What a save takes of storage is the integral of dt over the number in flight. It does not grow while others are
+    served beside it, so that it tells what storage can do, however many are in flight.
+
+    Args:
+        clock: gives seconds.
+
+    Attributes:
+        newest: the greatest step that became durable, or was restored; None = none was.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._running: dict[int, _Begun] = {}  # by counter
+        self._ended_early: deque[int] = deque(maxlen=64)  # before `save()` returned
+        self._served_s, self._since_s = 0.0, clock()
+        self._window: list[Took] = []
+        self._recent: deque[Took] = deque(maxlen=_RECENT)
+        self._ends = 0
+        self.newest: int | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Hear an event."""
+        match event:
+            case Returned():
+                self._begin(event)
+            case Published() | Superseded():
+                self._end(event.counter, event.step, event.seconds)
+            case Failed() | Skipped():
+                self._end(event.counter, event.step, None)
+            case Restored():
+                self.newest = event.step  # the greatest from here on; an older branch is left
+
+    def _begin(self, event: Returned) -> None:
+        with self._changed:
+            if event.counter in self._ended_early:
+                self._ended_early.remove(event.counter)
+                return
+            now = self._advance()
+            gone_s = max(0.0, event.seconds - event.slot_wait_s)
+            served_s = self._served_s - gone_s / (len(self._running) + 1)
+            self._running[event.counter] = _Begun(event.step, now - gone_s, served_s)
+            self._changed.notify_all()
+
+    def _end(self, counter: int, step: int, seconds: float | None) -> None:
+        with self._changed:
+            self._advance()
+            begun = self._running.pop(counter, None)
+            if begun is None:
+                self._ended_early.append(counter)
+            if seconds is not None:
+                served_s = seconds if begun is None else min(seconds, self._served_s - begun.served_s)
+                took = Took(durable_s=seconds, service_s=served_s)
+                self._window.append(took)
+                self._recent.append(took)
+                self.newest = step if self.newest is None else max(step, self.newest)
+            self._ends += 1
+            self._changed.notify_all()
+
+    def _advance(self) -> float:
+        now = self._clock()
+        if self._running:
+            self._served_s += (now - self._since_s) / len(self._running)
+        self._since_s = now
+        return now
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight, as far as was heard."""
+        return bool(self._running)
+
+    def running(self) -> list[Running]:
+        """Give what is in flight, the oldest first."""
+        with self._changed:
+            now = self._advance()
+            return [
+                Running(step=one.step, age_s=now - one.began_s, served_s=self._served_s - one.served_s)
+                for one in self._running.values()
+            ]
+
+    def worst(self) -> Took | None:
+        """Give the worst of the last saves that became durable; None = none has."""
+        with self._changed:
+            return _worst(self._recent)
+
+    @property
+    def quickest_s(self) -> float | None:
+        """The least time until durable of the last saves; None = none is durable."""
+        with self._changed:
+            return min((one.durable_s for one in self._recent), default=None)
+
+    def left_s(self) -> float | None:
+        """Give the seconds until one in flight ends, if none takes longer than any of late; None if one does."""
+        with self._changed:
+            now, worst = self._clock(), _worst(self._recent)
+            ages_s = [now - one.began_s for one in self._running.values()]
+        if not ages_s:
+            return 0.0
+        return None if worst is None or max(ages_s) >= worst.durable_s else worst.durable_s - max(ages_s)
+
+    def cut(self) -> Took | None:
+        """Give the worst of the saves that became durable since the last call; None = none has.
+
+        One in flight that already takes longer than any of late counts as well: that far, it is known.
+        """
+        with self._changed:
+            now, recent = self._advance(), _worst(self._recent)
+            found, self._window = self._window, []
+            if recent is not None:
+                for one in self._running.values():
+                    so_far = Took(durable_s=now - one.began_s, service_s=self._served_s - one.served_s)
+                    if so_far.durable_s > recent.durable_s:
+                        found.append(so_far)
+            return _worst(found)
+
+    def uncut(self, took: Took | None) -> None:
+        """Take back what `cut` gave: it belongs to the same window as what comes now."""
+        if took is not None:
+            with self._changed:
+                self._window.append(took)
+
+    def await_told(self, in_flight: Callable[[], int], timeout_s: float) -> bool:
+        """Wait until as many saves are known as there are: events come a little later than what they tell of."""
+        until_s = time.monotonic() + timeout_s
+        with self._changed:
+            while len(self._running) != in_flight():
+                if time.monotonic() >= until_s:
+                    return False
+                self._changed.wait(_LOOK_S)
+            return True
+
+    @property
+    def ends(self) -> int:
+        """How many saves have ended so far, for `await_end`."""
+        return self._ends
+
+    def await_end(self, ends: int, timeout_s: float) -> bool:
+        """Wait until more saves have ended than `ends`; False = `timeout_s` is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ends > ends, max(0.0, timeout_s))
+
+
+def _worst(took: deque[Took] | list[Took]) -> Took | None:
+    if not took:
+        return None
+    return Took(durable_s=max(one.durable_s for one in took), service_s=max(one.service_s for one in took))

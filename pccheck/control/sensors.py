@@ -1,0 +1,117 @@
+"""What a Controller knows of its own rank: steps, waits, saves (floor 3: imports checkpointer, meter, flights)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from pccheck.checkpointer import Checkpointer
+from pccheck.control.deciding import Glance, Why, Word
+from pccheck.control.flights import Flights, Took
+from pccheck.control.meter import Meter, Sums
+from pccheck.saving.stats import Stats
+
+
+@final
+class Sensors:
+    """Measures one rank. Not thread-safe.
+
+    Args:
+        ck: whose saves they are; its events are subscribed to.
+        clock: gives seconds.
+
+    Attributes:
+        flights: what is in flight, and what saves took.
+    """
+
+    def __init__(self, ck: Checkpointer, clock: Callable[[], float]) -> None:
+        self._ck, self._meter, self.flights = ck, Meter(), Flights(clock)
+        self._stats = ck.stats()  # up to which waits were counted
+        self._saves = self._stats.saves  # and saves
+        self._stride, self._busy = 1, False
+        self._offered: tuple[Sums, Took | None] | None = None
+        ck.subscribe(self.flights)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were measured since the last `word`."""
+        return self._meter.sums.steps
+
+    @property
+    def offered(self) -> bool:
+        """Whether a word was given that was neither taken back nor settled."""
+        return self._offered is not None
+
+    def count(self, steps: int, seconds: float, *, saved: bool) -> None:
+        """Count steps that ended now; `saved`: a save was due before them."""
+        beside, self._busy = self._busy or saved, self.flights.busy
+        if steps != self._stride:  # a jump: what happened meanwhile nobody knows
+            self._stride = steps
+            return
+        waited_s = slot_wait_s = 0.0
+        if saved or self._meter.looks_long(seconds / steps):
+            waited_s, slot_wait_s = self._waits()
+        self._meter.step(
+            seconds, steps=steps, beside=beside or self._busy, waited_s=waited_s, slot_wait_s=slot_wait_s
+        )  # fmt: skip
+
+    def _waits(self) -> tuple[float, float]:
+        """Give what was waited for checkpoints since the last call: in `save()` and gates, and for a place."""
+        before, self._stats = self._stats, self._ck.stats()
+        return _waited_s(self._stats) - _waited_s(before), self._stats.slot_wait_s - before.slot_wait_s
+
+    def held_back(self, why: Why) -> None:
+        """Note that a save was due and is held back; only for want of a place does that tell of storage."""
+        self._meter.sums.held_back |= why == "place"
+
+    def glance(self) -> Glance:
+        """Give what is seen now."""
+        running, sums = in_flight(self._ck), self._meter.sums
+        left_s = self.flights.left_s() if running else None
+        fastest_s = self._meter.fastest_s
+        return Glance(running=running, left_s=left_s, steps=sums.steps, clean=sums.telling, fastest_s=fastest_s)
+
+    def word(self) -> Word:
+        """Give what was measured since the last word that was settled; `settle` or `take_back` must follow."""
+        glance = self.glance()
+        self._meter.known(*self._waits())
+        self._meter.sums.saves += self._stats.saves - self._saves
+        self._saves = self._stats.saves
+        sums, took = self._meter.cut(), self.flights.cut()
+        self._offered = sums, took
+        measured = self._meter.measured(sums)
+        return Word(
+            glance=glance, step_s=max(1e-9, measured.step_s), window_s=measured.window_s, saves=sums.saves,
+            durable_s=None if took is None else took.durable_s, service_s=None if took is None else took.service_s,
+            stall_s=sums.waited_s, slot_wait_s=sums.slot_wait_s, held_back=sums.held_back, error_s=measured.error_s,
+            shared_error_s=measured.shared_error_s, pause_s=measured.pause_s,
+        )  # fmt: skip
+
+    def settle(self) -> None:
+        """Note that it was decided on what was offered."""
+        if self._offered is not None:
+            self._meter.settle(self._offered[0])
+            self._offered = None
+
+    def take_back(self) -> None:
+        """Let what was offered and not decided on belong to the window under way."""
+        if self._offered is not None:
+            sums, took = self._offered
+            self._meter.uncut(sums)
+            self.flights.uncut(took)
+            self._offered = None
+
+    def close(self) -> None:
+        """Hear no more events."""
+        self._ck.unsubscribe(self.flights)
+
+
+def in_flight(ck: Checkpointer) -> int:
+    """Give how many saves of a Checkpointer are in flight."""
+    stats = ck.stats()
+    return stats.saves - stats.committed - stats.superseded - stats.skipped - stats.failed
+
+
+def _waited_s(stats: Stats) -> float:
+    """Give what was waited in all, but for places; what `save()` waited for copies is in two of these sums."""
+    return stats.save_s - stats.slot_wait_s + max(0.0, stats.fence_wait_s - stats.copy_wait_s)

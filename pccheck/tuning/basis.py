@@ -1,0 +1,206 @@
+"""The rates that advice rests on: a probe's, a user's, or assumed ones (floor 0: imports tuning.machine and below)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pccheck.errors import OptionError
+from pccheck.options import MIB
+from pccheck.tuning.machine import Machine, Sample
+from pccheck.tuning.units import bytes_text, rate_text
+from pccheck.tuning.wanted import MOST_IN_FLIGHT, Wanted
+from pccheck.version import __version__
+
+# A cloud SSD of moderate size; the machine of PCcheck's evaluation (ASPLOS 2025) wrote at about this rate, too.
+ASSUMED_DISK = 500e6
+ASSUMED_COPY = 10e9  # one device to pinned host memory over PCIe, or host memory to host memory: 10 to 15 as a rule
+ASSUMED_COMMIT_S = 0.01
+ASSUMED_SAVE_S = 0.005  # save() of some thousand tensors: 3 to 6 ms (docs/benchmarks.md, table "trainers")
+ASSUMED_RESTART_S = 60.0  # until a process runs again, before it reads its state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Rates told by hand, in bytes per second; what is None is assumed.
+
+    Args:
+        disk: what storage takes, all writers and checkpoints together; None = 500 MB/s.
+        stream: what one checkpoint's file reaches alone; None = all that `disk` gives.
+        copy: from where the state lives to host memory; None = 10 GB/s.
+        read: at which a restart reads the state; None = as `disk`.
+
+    Raises OptionError for a rate below one byte per second, and for a stream above `disk`.
+    """
+
+    disk: float | None = None
+    stream: float | None = None
+    copy: float | None = None
+    read: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("disk", "stream", "copy", "read"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 1e15:
+                raise OptionError(name, value, "bytes per second, from 1 to 10**15")
+        if self.stream is not None and self.stream > (self.disk or ASSUMED_DISK):
+            raise OptionError("stream", self.stream, f"at most the disk's {rate_text(self.disk or ASSUMED_DISK)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Options of a Checkpointer that are up for choice, apart from `in_flight` and the pool."""
+
+    writers: int = 2
+    writers_per_checkpoint: int | None = None
+    chunk_bytes: int = 16 * MIB
+
+    def of(self, in_flight: int) -> Setting:
+        """Give the same for a number of checkpoints at once: where each has one stream, there is a writer for each."""
+        if self.writers_per_checkpoint == 1:
+            return Setting(writers=in_flight, writers_per_checkpoint=1, chunk_bytes=self.chunk_bytes)
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What is known of a machine, and how.
+
+    Args:
+        machine: its rates.
+        source: "probe", "rates" (at least one told by hand), or "assumed".
+        settings: options that were measured, the default ones first.
+        memory_bytes: of the host; None = not known.
+        free_bytes: of the file system; None = not known.
+        restart_s: from a failure until the first new step.
+        assumptions: what was taken for granted, and how to replace it, one sentence each.
+    """
+
+    machine: Machine
+    source: Literal["probe", "rates", "assumed"]
+    settings: tuple[Setting, ...]
+    memory_bytes: int | None
+    free_bytes: int | None
+    restart_s: float
+    assumptions: tuple[str, ...]
+
+
+def basis_of(wanted: Wanted, machine: Machine | Rates | None) -> Basis:
+    """Give what advice for a job can rest on."""
+    if isinstance(machine, Machine):
+        return _of_probe(wanted, machine)
+    return _of_rates(wanted, machine or Rates())
+
+
+def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
+    assumptions = []
+    largest = max(sample.state_bytes for sample in machine.samples)
+    if wanted.state_bytes > 4 * largest:
+        assumptions.append(
+            f"the probe wrote checkpoints of {bytes_text(largest)}; {bytes_text(wanted.state_bytes)} go at the same "
+            "rate (many cloud disks slow down when their burst credit is spent: probe for longer)"
+        )
+    if machine.device_copy_bytes_per_s is None:
+        assumptions.append(
+            f"the state is copied at the {rate_text(machine.copy_bytes_per_s)} of host memory (of a GPU: `--copy`, "
+            "or device_copy_bytes_per_s in the probe's file)"
+        )
+    restart_s = _restart_s(wanted, machine.read_bytes_per_s, "the probe read", assumptions)
+    # Where each checkpoint has one stream, the writers follow in_flight: they make no setting of their own.
+    settings = {
+        Setting(writers=s.writers, writers_per_checkpoint=s.writers_per_checkpoint, chunk_bytes=s.chunk_bytes).of(1)
+        for s in machine.samples
+    }
+    return Basis(
+        machine=machine,
+        source="probe",
+        settings=tuple(sorted(settings, key=_need)),
+        memory_bytes=machine.memory_bytes,
+        free_bytes=machine.free_bytes,
+        restart_s=restart_s,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _need(setting: Setting) -> tuple[bool, bool, int, int]:
+    """Give the order in which settings are preferred where they are as good: the default first."""
+    streams = setting.writers_per_checkpoint is not None
+    return streams, setting != Setting(), setting.writers, setting.chunk_bytes
+
+
+def _of_rates(wanted: Wanted, rates: Rates) -> Basis:
+    assumptions = []
+    disk, copy = rates.disk or ASSUMED_DISK, rates.copy or ASSUMED_COPY
+    stream = rates.stream or disk
+    if rates.disk is None:
+        assumptions.append(
+            f"storage takes {rate_text(disk)}, as a cloud SSD of moderate size; measure yours: "
+            "`pccheck probe DIR --json probe.json`, then `--probe probe.json`; or tell it: `--disk 2GB/s`"
+        )
+    if rates.copy is None:
+        assumptions.append(
+            f"the state is copied to host memory at {rate_text(copy)}, as from one GPU over PCIe (`--copy`; several "
+            "GPUs copy side by side)"
+        )
+    restart_s = _restart_s(wanted, rates.read or disk, "storage gives", assumptions)
+    settings = (Setting(),) if stream >= disk else (Setting(), Setting(writers=1, writers_per_checkpoint=1))
+    machine = Machine(
+        path="",
+        filesystem="",
+        time_s=0.0,
+        pccheck=__version__,
+        pipeline="native",
+        cpus=2,
+        memory_bytes=1,
+        free_bytes=0,
+        seconds=0.0,
+        copy_bytes_per_s=copy,
+        read_bytes_per_s=rates.read or disk,
+        commit_s=ASSUMED_COMMIT_S,
+        save_s=ASSUMED_SAVE_S,
+        samples=_samples(wanted.state_bytes, stream, disk),
+    )
+    return Basis(
+        machine=machine,
+        source="assumed" if rates == Rates() else "rates",
+        settings=settings,
+        memory_bytes=None,
+        free_bytes=None,
+        restart_s=restart_s,
+        assumptions=tuple(assumptions),
+    )
+
+
+def _restart_s(wanted: Wanted, read: float | None, whose: str, assumptions: list[str]) -> float:
+    if wanted.restart_s is not None:
+        return wanted.restart_s
+    reading = wanted.state_bytes / read if read else 0.0
+    at = f", and reading the state at the {rate_text(read)} that {whose}" if read else ""
+    assumptions.append(f"a restart takes a minute until the program runs{at} (`--restart`)")
+    return ASSUMED_RESTART_S + reading
+
+
+def _samples(state_bytes: int, stream: float, disk: float) -> tuple[Sample, ...]:
+    """Give the samples that a probe of such storage would have taken: one at a time, and several side by side."""
+    part = max(1, state_bytes // 8)  # a second size tells the fixed cost and the rate apart
+    several = Setting(writers_per_checkpoint=1 if stream < disk else None)
+    wanted = [(state_bytes, 1, Setting())] + [(part, 1, Setting())] * (part < state_bytes)
+    wanted += [(state_bytes, count, several.of(count)) for count in range(2, MOST_IN_FLIGHT + 1)]
+    found = []
+    for size, in_flight, setting in wanted:
+        durable_s = ASSUMED_COMMIT_S + max(size / stream, in_flight * size / disk)
+        found.append(
+            Sample(
+                state_bytes=size,
+                in_flight=in_flight,
+                writers=setting.writers,
+                writers_per_checkpoint=setting.writers_per_checkpoint,
+                chunk_bytes=setting.chunk_bytes,
+                buffer_bytes=in_flight * size,
+                saves=1,
+                durable_s=durable_s,
+                worst_durable_s=durable_s,
+                period_s=durable_s / in_flight,
+            )
+        )
+    return tuple(found)

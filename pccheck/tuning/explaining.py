@@ -1,0 +1,186 @@
+"""Advice in sentences: what the figures mean, what binds, what would help (floor 0: imports tuning.*)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from pccheck.tuning.basis import Basis
+from pccheck.tuning.helping import Budget, Help
+from pccheck.tuning.planning import Outcome, Plan
+from pccheck.tuning.units import bytes_text, seconds_text
+from pccheck.tuning.wanted import Wanted
+
+_MUCH = 0.25  # of the time between failures: from here on no interval helps much
+_VARIES = 1.5  # worst over median: from here on a second checkpoint in flight bridges slow spells
+
+
+def headline(wanted: Wanted) -> str:
+    """Say what was asked."""
+    rate = "how often it fails is not known"
+    if wanted.mtbf_s is not None:
+        rate = f"a failure every {seconds_text(wanted.mtbf_s)} on average"
+    return f"{bytes_text(wanted.state_bytes)} of state, {seconds_text(wanted.step_s)} a step, {rate}."
+
+
+def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> Iterator[str]:
+    """Say what the figures of a plan mean for the job."""
+    seen = plan.outcome
+    steps = seen.durable_s / wanted.step_s
+    late = f" ({steps:,.0f} steps)" if steps >= 1.5 else ""
+    yield (
+        f"A checkpoint is durable {seconds_text(seen.durable_s)}{late} after its save. A failure throws away "
+        f"{seconds_text(seen.lost_s)} of work on average, at most {seconds_text(seen.age_max_s)}: what came after the "
+        "newest durable checkpoint."
+    )
+    share = seen.stall_s / seen.work_s
+    if share >= 0.001:
+        beyond = "beyond what one step hides, " if plan.snapshot == "lazy" else ""
+        yield (
+            f"Copying the state out of the trainer's memory holds it up: {beyond}{seconds_text(seen.stall_s)} per "
+            f"checkpoint, {share:.1%} of the training time."
+        )
+    if seen.slowdown > 1 + share + 1e-6:
+        yield (
+            f"Storage sets the pace: saves wait for a slot, and training takes {seen.slowdown:.3f} times as long, "
+            f"within the {wanted.slowdown_allowed:g} that is allowed."
+        )
+    if wanted.mtbf_s is None:
+        yield (
+            "Tell how often the job fails (`--mtbf 45m`, `--mtbf spot`): without it this is as often as the overhead "
+            f"that is allowed permits (slowdown {wanted.slowdown_allowed:g}, stalls {100 * wanted.stall_allowed:g}%), "
+            "not the best."
+        )
+    elif (
+        seen.useful is not None
+        and budget is None
+        and plan.choice.binds in ("waits", "failures")
+        and seen.durable_s + basis.restart_s > _MUCH * wanted.mtbf_s
+    ):
+        yield (
+            f"Failures come so often that a restart ({seconds_text(basis.restart_s)}) and the wait until a checkpoint "
+            f"is durable ({seconds_text(seen.durable_s)}) are {(seen.durable_s + basis.restart_s) / wanted.mtbf_s:.0%} "
+            f"of the time between them: no interval gets much more than {seen.useful:.0%} useful work out of this "
+            "storage."
+        )
+    if plan.in_flight == 1 and budget is None:
+        yield from _why_one(wanted, basis, plan)
+
+
+def _why_one(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[str]:
+    varies = max(sample.worst_durable_s / sample.durable_s for sample in basis.machine.samples)
+    more = bytes_text(wanted.state_bytes)
+    if varies > _VARIES:
+        yield (
+            f"The rate of this storage varies (the slowest of the probe's checkpoints took {varies:.1f} times the "
+            f"median): in_flight=2 bridges slow spells, for {more} more of storage and of memory."
+        )
+    elif wanted.max_in_flight > 1:
+        yield (
+            "One checkpoint at a time is enough at these rates. in_flight=2 costs another "
+            f"{more} of storage and of memory, and pays where the rate changes, or one stream cannot fill the storage."
+        )
+
+
+def binding(wanted: Wanted, plan: Plan, budget: Budget | None) -> str:
+    """Say what keeps the plan from being better."""
+    if budget is not None:
+        given = {"DRAM budget": plan.buffer_bytes, "storage budget": plan.storage_bytes}[budget]
+        return (
+            f"The {budget} binds: with more than the {bytes_text(given)} that this plan takes a better one would be "
+            "possible."
+        )
+    choice, seen, terms = plan.choice, plan.outcome, plan.choice.terms
+    every = _every(choice.interval)
+    match choice.binds:
+        case "waits":
+            best = terms.get("failures")
+            wish = f", where {_every(best)} would be best for this failure rate" if best else ""
+            return f"Storage binds: {every} is the most often that it takes without a wait{wish}."
+        case "bandwidth":
+            return (
+                f"Storage binds: {every} is the most often at which training slows by no more than the factor "
+                f"{wanted.slowdown_allowed:g}."
+            )
+        case "stall":
+            best = terms.get("failures")
+            wish = f"; for this failure rate {_every(best)} would be best" if best else ""
+            return (
+                f"The stall binds: each checkpoint costs the trainer {seconds_text(seen.stall_s)}, and at most "
+                f"{100 * wanted.stall_allowed:g}% of the time is allowed, so {every}{wish}."
+            )
+        case "failures":
+            return (
+                f"The failure rate binds: {every} is the optimum. More often, checkpoints cost more "
+                f"({seconds_text(seen.stall_s)} of the trainer each) than they save; less often, failures do."
+            )
+        case "recovery point":
+            best = terms.get("failures")
+            wish = f"; for this failure rate {_every(best)} would be best" if best else ""
+            return f"The recovery point binds: {every} is the least often that keeps it{wish}."
+        case _:
+            return "Nothing binds: a save at every step is best, and costs next to nothing."
+
+
+def _every(interval: int) -> str:
+    return f"every {interval:,} steps" if interval > 1 else "every step"
+
+
+def unreachable(wanted: Wanted, plan: Plan) -> Iterator[str]:
+    """Say what was wished for and cannot be had, and the nearest that can."""
+    choice = plan.choice
+    if wanted.rpo_s is not None and not choice.feasible:
+        yield (
+            f"The recovery point of {seconds_text(wanted.rpo_s)} is out of reach: the nearest is "
+            f"{seconds_text(choice.oldest_s)}, with a save {_every(choice.interval)}, durable after "
+            f"{seconds_text(plan.outcome.durable_s)}."
+        )
+
+
+def helping(outcome: Outcome, found: Sequence[Help]) -> Iterator[str]:
+    """Say what would help, and by how much; and what would not."""
+    for help in found:
+        if help.worth:
+            how = f"{_every(help.interval)}, {help.in_flight} in flight"
+            yield f"{help.what}: {_gain(outcome, help)} ({how})"
+    nothing = [help.what for help in found if not help.worth]
+    if nothing:
+        yield f"{'; '.join(nothing)}: nothing"
+
+
+def _gain(outcome: Outcome, help: Help) -> str:
+    if help.useful is None or outcome.useful is None:
+        return f"{seconds_text(help.lost_s)} lost per failure instead of {seconds_text(outcome.lost_s)}"
+    return f"{help.useful:.1%} useful instead of {outcome.useful:.1%}"
+
+
+def loop_text(plan: Plan, directory: str = "ckpt") -> str:
+    """Give the lines to paste into a training script."""
+    options = ", ".join(f"{name}={_source(value)}" for name, value in options_of(plan).items())
+    indent, save = "        ", "ck.save(step, state)"
+    arguments = textwrap.wrap(f'"{directory}", {options}', 100, break_long_words=False, break_on_hyphens=False)
+    lines = ["with pccheck.Checkpointer(", *(f"    {line}" for line in arguments), ") as ck:"]
+    if plan.snapshot == "lazy":
+        lines += [
+            "    # lazy: the state may not change while it is being copied; attach sees to that with torch,",
+            "    # elsewhere call ck.fence() right before each change",
+            "    pccheck_torch.attach(ck, optimizer)",
+        ]
+    lines += ["    for step in range(start, steps):", f"{indent}train_step()"]
+    if plan.choice.interval > 1:
+        lines.append(f"{indent}if step % {plan.choice.interval} == 0:")
+        indent += "    "
+    return "\n".join([*lines, indent + save])
+
+
+def _source(value: int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value:_}"
+
+
+def options_of(plan: Plan) -> dict[str, int | str]:
+    """Give the options of the Checkpointer by name."""
+    options: dict[str, int | str] = {"in_flight": plan.in_flight, "keep": plan.keep, "snapshot": plan.snapshot}
+    options["writers"] = plan.setting.writers
+    if plan.setting.writers_per_checkpoint is not None:
+        options["writers_per_checkpoint"] = plan.setting.writers_per_checkpoint
+    return {**options, "chunk_bytes": plan.setting.chunk_bytes, "buffer_bytes": plan.buffer_bytes}
