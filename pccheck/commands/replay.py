@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,8 @@ def replay(
     line or storage is wrong.
     """
     try:
+        if not 0 < scale < math.inf:
+            raise OptionError("scale", scale, "a number above 0")
         read = read_trace(trace).scaled(scale)
         if plot is not None:
             _make_folder(plot)
@@ -177,9 +180,7 @@ def _settings(
     )
 
 
-def _live(
-    trace: Trace, names: list[str] | None, settings: lives.Settings, plot: Path | None, *, as_json: bool
-) -> int:
+def _live(trace: Trace, names: list[str] | None, settings: lives.Settings, plot: Path | None, *, as_json: bool) -> int:
     """Run it, tell it, and give the exit status."""
     console = Console(stderr=True)
     progress = console.print if console.is_terminal else None

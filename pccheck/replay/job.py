@@ -75,7 +75,7 @@ class Outcome:
         slot_wait_s: of it, waits because `in_flight` checkpoints were under way.
         down_s: restarts, loading included.
         in_flight: checkpoints that could be under way at once.
-        intervals: (seconds, steps): which interval was in force from when on; at most the last 10,000 changes.
+        intervals: (seconds, steps): which interval was in force from when on; at most the first 10,000 changes.
         saves: that were begun.
         durable: of them, became durable.
         kills: losses of the trace, and of them `kills_down` while the job was down already.

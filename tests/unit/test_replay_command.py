@@ -87,7 +87,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(trace, tmp_path, monkey
         ((), "give --state SIZE and --step TIME, or --live"),
         (("--state", "20", "--step", "1"), "--state 20 is not allowed"),
         ((*JOB, "--mtbf", "often"), "--mtbf often is not allowed"),
-        ((*JOB, "--scale", "0"), "--factor 0.0 is not allowed"),
+        ((*JOB, "--scale", "0"), "--scale 0.0 is not allowed"),
         ((*JOB, "--disk-change", "5"), "--disk-change 5 is not allowed: it must be TIME:FACTOR"),
         ((*JOB, "--disk-change", "5:0"), "factor above 0"),
         ((*JOB, "--jitter", "2"), "--jitter 2.0 is not allowed"),

@@ -198,8 +198,8 @@ def test_on_the_published_trace_the_controller_is_within_5_percent_of_the_best_i
     trace = read_trace(PUBLISHED)
     asked = job(state, step_s, rate, total=total, stall_s=stall_s, **changes)
     assert regret(asked, trace, in_flight, trace.mtbf_s) <= 0.05
-    # Nor need it be told how often failures come: what it is told weighs as one failure.
-    if not changes:
+    # Nor need it be told how often failures come, where the best interval costs less than the 5 % that it then allows.
+    if not changes and stall_s < 5:
         assert regret(asked, trace, in_flight, 3 * trace.mtbf_s) <= 0.05
         assert regret(asked, trace, in_flight, None) <= 0.06
 
