@@ -38,7 +38,7 @@ class Council:
         if self._agreement.world == 1:
             self._plan = self._decider.decide([word])
         else:
-            self._number = self._agreement.offer(_MEASURED, msgspec.json.encode(word))
+            self._number = self._agreement.offer(_MEASURED, msgspec.json.encode(word), self._timeout_s)
 
     def relay(self) -> None:
         """Hear what all measured and, on rank 0, tell what follows; raises RanksError."""
@@ -47,7 +47,7 @@ class Council:
             self._number = None
             if said is not None:
                 plan = self._decider.decide([_words.decode(one) for one in said]) if self._agreement.rank == 0 else None
-                self._number = self._agreement.offer(_CHOSEN, msgspec.json.encode(plan))
+                self._number = self._agreement.offer(_CHOSEN, msgspec.json.encode(plan), self._timeout_s)
 
     def plan(self) -> Plan | None:
         """Give what all ranks do; None = a restore came between, on all of them. Raises RanksError."""

@@ -5,7 +5,8 @@ With one rank there is no thread, nothing is read or published, and no time pass
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
@@ -69,21 +70,25 @@ class Agreement:
         """
         if self.world == 1:
             return [payload]
+        until_s = time.monotonic() + timeout_s
         with self._state:
-            said = self.collect(self.offer(topic, payload), topic, timeout_s)
+            number = self.offer(topic, payload, timeout_s)
+            said = self.collect(number, topic, max(0.0, until_s - time.monotonic()))
         assert said is not None, "no other exchange can have been begun under the lock"
         return said
 
-    def offer(self, topic: str, payload: bytes) -> int:
+    def offer(self, topic: str, payload: bytes, timeout_s: float) -> int:
         """Begin an exchange without waiting for the others, and give its number for `collect`, which should follow.
 
-        The words of the others are looked for meanwhile, so that `collect` finds them there. Raises as `exchange`.
+        The words of the others are looked for meanwhile, so that `collect` finds them there. Only where the exchange
+        before was not collected is it waited, until all take part in that one: a rank that still collects the one
+        before it would else never find it again. Raises as `exchange`.
         """
+        member = self._member
         with self._state:
-            if self._apart is not None:
-                raise anew(self._apart)
-            number = self._member.answer(topic, payload)
-            self._channel.expecting = lambda: number == self._member.last_answer and bool(self._silent(number))
+            self._await_all(lambda: member.last_answer, topic, timeout_s)
+            number = member.answer(topic, payload)
+            self._channel.expecting = lambda: number == member.last_answer and bool(member.silent(number))
             self._channel.tell()
             return number
 
@@ -94,18 +99,10 @@ class Agreement:
         all begin them in the same order.
         """
         with self._state:
-            if self._apart is not None:
-                raise anew(self._apart)
+            self._assert_together()
             if number != self._member.last_answer:
                 return None
-            try:
-                self._channel.wait(
-                    lambda: self._all_answered(number, topic), timeout_s, f"the word of all ranks on {topic!r}",
-                    lambda: self._silent(number),
-                )  # fmt: skip
-            except RankTimeoutError as error:
-                self._apart = RanksError(f"an earlier exchange between the ranks failed: {error}", error.ranks)
-                raise
+            self._await_all(lambda: number, topic, timeout_s)
             said = self._member.answers(number)
             failed = [rank for rank, answer in sorted(said.items()) if answer.topic == _FAILED]
             if failed:
@@ -120,7 +117,7 @@ class Agreement:
             return [said[rank].payload for rank in range(self.world)]
 
     def say(self, topic: str, payload: bytes) -> None:
-        """Take part in an exchange without waiting for the others."""
+        """Take part in an exchange without waiting for the others; the one before must have been collected."""
         if self.world > 1:
             with self._state:
                 self._member.answer(topic, payload)
@@ -135,12 +132,24 @@ class Agreement:
             self.say(_FAILED, f"{type(error).__name__}: {error}"[:2000].encode())
             raise
 
-    def _silent(self, number: int) -> list[int]:
-        said = self._member.answers(number)
-        return [rank for rank in range(self.world) if rank not in said]
+    def _assert_together(self) -> None:
+        if self._apart is not None:
+            raise anew(self._apart)
+
+    def _await_all(self, number: Callable[[], int], topic: str, timeout_s: float) -> None:
+        """Wait until all ranks took part in an exchange; who gives up waiting takes part in none after that."""
+        self._assert_together()
+        try:
+            self._channel.wait(
+                lambda: self._all_answered(number(), topic), timeout_s, f"the word of all ranks on {topic!r}",
+                lambda: self._member.silent(number()),
+            )  # fmt: skip
+        except RankTimeoutError as error:
+            self._apart = RanksError(f"an earlier exchange between the ranks failed: {error}", error.ranks)
+            raise
 
     def _all_answered(self, number: int, topic: str) -> bool:
-        silent = self._silent(number)
+        silent = self._member.silent(number)
         gone = {rank: why for rank, why in self._member.gone().items() if rank in silent}
         for rank, why in gone.items():
             raise RanksError(f"rank {rank} left before {topic!r}: {why}", list(gone))

@@ -21,7 +21,7 @@ from typing import final
 from pccheck.errors import RanksError, named_ranks
 from pccheck.ranks.telling import VERSION, Answer, Blob, Held, Refused, decode, encode, joined, world_of
 
-KEPT_ANSWERS = 2  # whoever gives answer n has all answers n - 1: nobody needs n - 2 any more
+KEPT_ANSWERS = 2  # whoever gives answer n knows that all have given n - 1: nobody needs n - 2 any more
 
 
 class Outcome(Enum):
@@ -152,7 +152,10 @@ class Member:
     # -- exchanges --------------------------------------------------------------------------------------------------
 
     def answer(self, topic: str, payload: bytes) -> int:
-        """Say something in the next exchange, and give its number."""
+        """Say something in the next exchange, and give its number.
+
+        While anybody is `silent` in the newest one, another may still want the one before, which would be forgotten.
+        """
         number = self.last_answer + 1
         self._answers = [*self._answers, Answer(number, topic, payload)][-KEPT_ANSWERS:]
         return number
@@ -167,6 +170,11 @@ class Member:
         said = {r: a for r, b in enumerate(self._seen) if b is not None for a in b.answers if a.number == number}
         own = next((a for a in self._answers if a.number == number), None)
         return said if own is None else {**said, self.rank: own}
+
+    def silent(self, number: int) -> list[int]:
+        """Give the ranks that did not say anything yet in an exchange, as far as this one knows."""
+        said = self.answers(number) if number else range(self.world)
+        return [rank for rank in range(self.world) if rank not in said]
 
     # -- reports and verdicts -----------------------------------------------------------------------------------------
 

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import pccheck
 from pccheck.errors import RanksError, RankTimeoutError
+from pccheck.ranks.agreement import Agreement
 from tests.unit.job import Job, state
+from tests.unit.test_agreement import Place, at_once, join
 
 WORKER = Path(__file__).with_name("controller_ranks.py")
 
@@ -82,7 +85,7 @@ def job(tmp_path):
 
 
 def test_what_was_offered_is_collected_later(job):
-    numbers = job.all(lambda ck: ck.agreement.offer("measured", bytes([ck.rank])))
+    numbers = job.all(lambda ck: ck.agreement.offer("measured", bytes([ck.rank]), 20.0))
     job.commit(1)  # saves in between are no matter
     said = job.all(lambda ck: ck.agreement.collect(numbers[ck.rank], "measured", 20.0))
     assert said == [[b"\0", b"\1", b"\2"]] * 3
@@ -90,19 +93,83 @@ def test_what_was_offered_is_collected_later(job):
 
 def test_what_was_offered_before_a_restore_is_void_on_all(job):
     job.commit(1)
-    numbers = job.all(lambda ck: ck.agreement.offer("measured", b""))
+    numbers = job.all(lambda ck: ck.agreement.offer("measured", b"", 20.0))
     assert {restored.step for restored in job.restore()} == {1}
     assert job.all(lambda ck: ck.agreement.collect(numbers[ck.rank], "measured", 20.0)) == [None] * 3
     assert job.all(lambda ck: ck.agreement.exchange("next", bytes([ck.rank]), 20.0)) == [[b"\0", b"\1", b"\2"]] * 3
 
 
 def test_a_rank_that_says_nothing_is_named_and_nothing_is_exchanged_after_that(job):
-    number = job.ranks[0].agreement.offer("measured", b"")
+    number = job.ranks[0].agreement.offer("measured", b"", 20.0)
     with pytest.raises(RankTimeoutError) as caught:
         job.ranks[0].agreement.collect(number, "measured", 0.2)
     assert caught.value.ranks == (1, 2)
     with pytest.raises(RanksError):
-        job.ranks[0].agreement.offer("measured", b"")
+        job.ranks[0].agreement.offer("measured", b"", 20.0)
+
+
+WORDS = [b"0", b"1", b"2"]
+
+
+@pytest.fixture
+def slow():
+    """Three ranks that offered a word, which all have collected but rank 0: it hears nothing until `place.catch_up`."""
+    place = Place(3)
+    three = join([Agreement(place.of(rank)) for rank in range(3)])
+    place.hold_back(0)
+    numbers = [one.offer("measured", WORDS[one.rank], 20.0) for one in three]
+    assert at_once(three[1:], lambda one: one.collect(numbers[one.rank], "measured", 20.0)) == [WORDS] * 2
+    yield place, three, numbers[0]
+    catch_up(place)
+    at_once(three, lambda one: one.close(0.2))
+
+
+def catch_up(place):
+    place.seen_by[0] = place.blobs
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_no_word_is_forgotten_that_a_slower_rank_has_yet_to_collect(slow):
+    place, three, number = slow
+
+    def restore(one):  # as a Controller whose plan is under way, and then void
+        plan = one.offer("interval", b"", 20.0)
+        said = one.exchange("restore", WORDS[one.rank], 20.0)
+        return said, one.collect(plan, "interval", 20.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(restore, one) for one in three[1:]]
+        until(lambda: all(one._channel._waiting for one in three[1:]))
+        reads = place.reads
+        until(lambda: place.reads >= reads + 20)  # whatever they have to tell, they have told
+        catch_up(place)
+        assert three[0].collect(number, "measured", 20.0) == WORDS
+        assert [restore(three[0]), *[other.result(20.0) for other in others]] == [(WORDS, None)] * 3
+
+
+def test_who_would_have_to_forget_such_a_word_waits_no_longer_than_it_may(slow):
+    _, three, _ = slow
+    three[1].offer("interval", b"", 20.0)
+    began = time.monotonic()
+    with pytest.raises(RankTimeoutError, match="'restore'") as caught:
+        three[1].offer("restore", b"", 0.2)
+    assert time.monotonic() - began < 10
+    assert caught.value.ranks == (0, 2)
+
+
+def test_ranks_that_leave_leave_the_words_that_a_slower_rank_has_yet_to_collect(slow):
+    place, three, number = slow
+    at_once(three[1:], lambda one: one.close(0.2))
+    catch_up(place)
+    assert three[0].collect(number, "measured", 20.0) == WORDS
+    with pytest.raises(RanksError, match="rank 1 left before 'interval'"):
+        three[0].exchange("interval", b"", 20.0)
 
 
 def test_a_rank_that_calls_save_by_alone_waits_no_longer_than_it_has(job):
