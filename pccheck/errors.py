@@ -191,6 +191,18 @@ class CapacityError(PccheckError):
         self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
 
 
+class PoolMemoryError(MemoryError, CapacityError):  # in this order it can be pickled
+    """There is no memory for the buffer pool: `needed_bytes` and `free_bytes` say how much; nothing was changed."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int) -> None:
+        MemoryError.__init__(
+            self,
+            f"no memory for a buffer pool of {needed_bytes:,} bytes ({free_bytes:,} are available); "
+            "lower buffer_bytes or in_flight, or give this process more memory",
+        )
+        self.path, self.needed_bytes, self.free_bytes = "memory", needed_bytes, free_bytes
+
+
 class DeadlineError(PccheckError, TimeoutError):
     """A wait ended without its event: `waited_s` and `waiting_for` say what for."""
 

@@ -25,8 +25,8 @@ class Options:
         keep: newest verified checkpoints to keep, 1..1000; 0 = a store of links: each checkpoint lives by the link
             that `save(link=)` gives it, in a folder of yours, until that is removed.
         keep_every: keep every checkpoint whose step is a multiple of this, for ever; None = none.
-        buffer_bytes: size of the buffer pool; None = in_flight times the first state, at most a quarter of the
-            memory that is free.
+        buffer_bytes: most that the buffer pool may take; it never takes more than in_flight times the state. None =
+            as much, at most a quarter of the memory that is free.
         chunk_bytes: bytes per chunk, a multiple of 4096, 4 KiB..1 GiB.
         writers: threads that write to storage, 1..64; they serve the oldest checkpoint first.
         writers_per_checkpoint: of these, how many may be at one checkpoint at once, 1..64; None = all of them. Where

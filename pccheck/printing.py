@@ -25,12 +25,19 @@ _METADATA_CHARACTERS = 300
 _LEAVES_SHOWN = 8
 _RANKS_SHOWN = 8
 _LEFT = ("file", "state", "verdict")
+_UNBOUNDED = 10_000  # columns
 _WIDE = 100  # columns from which on there is room for what one can do without
 
 
 def plain(text: str) -> str:
     """Give text that cannot move the cursor or colour the terminal, whatever a file holds: such characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Print a table with nothing of it cut: where the terminal is too narrow, that wraps it."""
+    table.width = console.measure(table, options=console.options.update(max_width=_UNBOUNDED)).maximum
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Account:
     """
 
     def __init__(self) -> None:
-        self.returned = self.progress = self.climbs = 0
+        self.returned = self.progress = self.climbs = self.longest = 0
         self.climbed_s = self.first_save_s = 0.0
         self.first_step = self.last_step = 0
         self.snapshot = ""
@@ -29,11 +29,12 @@ class Account:
         self.restored_at_s: float | None = None
         self.written_bytes = self.state_bytes = 0
         self.durable: Counter[int] = Counter()
+        self.paces: Counter[int] = Counter()  # seconds of a step from save to save, without what `save()` took
         self.durable_worst_s = 0.0
         self.durable_step: int | None = None
         self.saved_at_s = 0.0  # of the newest durable checkpoint; before the first, all of the run would be lost
         self.stride = 1
-        self._returned_at_s = self._aged_to_s = self._age_s2 = self._age_worst_s = 0.0
+        self.returned_at_s = self._aged_to_s = self._age_s2 = self._age_worst_s = 0.0
         self._points: list[Point] = []
         self._open: Point | None = None  # stands for `_in_open` publications, fewer than the stride
         self._in_open = 0
@@ -72,9 +73,12 @@ class Account:
         elif event.step > self.last_step:  # a roll-back is no progress
             self.progress += event.step - self.last_step
             self.climbs += 1
-            self.climbed_s += max(0.0, at_s - self._returned_at_s)
+            self.longest = max(self.longest, event.step - self.last_step)
+            apart_s = max(0.0, at_s - self.returned_at_s)
+            self.climbed_s += apart_s
+            self.paces[bucket(max(0.0, apart_s - event.seconds) / (event.step - self.last_step))] += 1
         self.returned += 1
-        self.last_step, self._returned_at_s = event.step, at_s
+        self.last_step, self.returned_at_s = event.step, at_s
 
     def _durable(self, seconds: float) -> None:
         self.durable[bucket(seconds)] += 1

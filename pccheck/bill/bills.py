@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pccheck.bill.durations import quantile
-from pccheck.bill.runs import JobRun, Run, State
+from pccheck.bill.runs import EVERY_S, JobRun, Run, State
 from pccheck.errors import OptionError
 from pccheck.tuning.goodput import loss_per_failure
 from pccheck.version import __version__
@@ -58,7 +59,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Means from save to save: steps and seconds, and seconds per step without what checkpoints cost."""
+    """Means from save to save: steps and seconds; and a step without what checkpoints cost, the median over saves."""
 
     steps: float | None
     seconds: float | None
@@ -101,8 +102,8 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         total_s: lost work and restart.
-        work_s: mean age of the newest durable checkpoint, measured.
-        model_s: by `pccheck.tuning.loss_per_failure`, where failures were seen; it takes the place of `work_s`.
+        work_s: mean age of the newest durable checkpoint over the run, measured.
+        model_s: by `pccheck.tuning.loss_per_failure`, where failures were seen, to compare; no part of `total_s`.
         restart_s: median of what restarts took, from the last sign of life to what was restored; None = none was seen.
     """
 
@@ -113,7 +114,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunBill(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. Steps are the labels given to `save()`."""
+    """One run. Steps are the labels given to `save()`; `died_step`, and so `steps_lost`, is an estimate."""
 
     incarnation: int
     state: State
@@ -129,6 +130,7 @@ class RunBill(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     reached_step: int
     durable_step: int | None
+    died_step: int | None
     steps_lost: int | None
     saves: Saves
     state_bytes: int
@@ -149,7 +151,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         failures: runs that never said that they ended.
         mtbf_s: uptime per failure; None without one.
         restart_s: median of what restarts after failures took.
-        steps_lost: in all failures together.
+        steps_lost: in all failures together, an estimate: `RunBill.died_step` is one.
         notes: what could not be told, in plain sentences.
         runs: oldest first.
     """
@@ -189,7 +191,8 @@ def report_of(path: str, runs: Sequence[JobRun], notes: Iterable[str], now_s: fl
     mtbf_s = uptime_s / failures if failures else None
     restarts = [_restart_s(run.first, then.first) for run, then in followed if then and run.state == "failed"]
     restart_s = statistics.median(restarts) if restarts else None
-    bills = tuple(_bill(run, then, mtbf_s, restart_s, now_s) for run, then in followed)
+    usual = next((run.first for run in reversed(runs) if run.first.progress), None)
+    bills = tuple(_bill(run, then, usual, mtbf_s, restart_s, now_s) for run, then in followed)
     return Report(
         path=path, uptime_s=round(uptime_s, 3), failures=failures, mtbf_s=mtbf_s, restart_s=restart_s,
         steps_lost=sum(bill.steps_lost or 0 for bill in bills), notes=tuple(notes), runs=bills,
@@ -200,16 +203,19 @@ def _restart_s(run: Run, then: Run) -> float:
     return max(0.0, then.began_s - run.began_s - run.uptime_s) + (then.restored_at_s or 0.0)
 
 
-def _bill(job: JobRun, then: JobRun | None, mtbf_s: float | None, restart_s: float | None, now_s: float) -> RunBill:
+def _bill(
+    job: JobRun, then: JobRun | None, usual: Run | None, mtbf_s: float | None, restart_s: float | None, now_s: float
+) -> RunBill:  # fmt: skip
     run, parts = job.first, job.parts.values()
     rank, dearest = max(job.parts.items(), key=lambda each: each[1].cost_s)
     cost, interval = _cost(rank, dearest)
     age = _age(run, now_s if job.state == "running" else None)
+    died_step = _died_step(run, usual) if job.state == "failed" else None
     return RunBill(
         incarnation=run.incarnation, state=job.state, began=_iso(run.began_s), uptime_s=run.uptime_s, world=run.world,
         ranks=tuple(job.parts), writer=run.holder, in_flight=run.in_flight, snapshot=run.snapshot,
         pipeline=run.pipeline, restored_step=run.restored_step, first_step=run.first_step, reached_step=run.last_step,
-        durable_step=run.durable_step, steps_lost=_steps_lost(job, then),
+        durable_step=run.durable_step, died_step=died_step, steps_lost=_steps_lost(run, died_step, then),
         saves=Saves(
             started=run.saves, committed=run.committed, superseded=run.superseded, skipped=run.skipped,
             failed=max(part.failed for part in parts), retries=sum(part.retries for part in parts),
@@ -220,13 +226,28 @@ def _bill(job: JobRun, then: JobRun | None, mtbf_s: float | None, restart_s: flo
     )  # fmt: skip
 
 
-def _steps_lost(job: JobRun, then: JobRun | None) -> int | None:
-    """Count the steps from where a run that failed was gone on from to what it had reached, as far as that is known."""
-    run = job.first
-    if job.state != "failed":
+def _died_step(run: Run, usual: Run | None) -> int:
+    """Estimate the step at which a run was killed: after its last save it went on at its mean pace, pauses included.
+
+    It died half the time between notes after the last one, on average. Whoever is silent for longer than ever between
+    two saves hangs, or waits for something. A run with one save had the pace of the `usual` one.
+    """
+    known = run if run.progress else usual
+    if run.returned_at_s is None or known is None or not known.climbed_s:
+        return run.last_step
+    per_s = known.progress / known.climbed_s
+    steps = max(0.0, run.uptime_s - run.returned_at_s) * per_s
+    if steps >= known.longest:
+        return run.last_step + known.longest
+    return run.last_step + int(steps + (0.0 if run.ended else EVERY_S / 2 * per_s))
+
+
+def _steps_lost(run: Run, died_step: int | None, then: JobRun | None) -> int | None:
+    """Count the steps from where a run that failed was gone on from to where it was killed."""
+    if died_step is None:
         return None
     from_step = run.durable_step if then is None or then.first.restored_step is None else then.first.restored_step
-    return None if from_step is None else max(0, run.last_step - from_step)
+    return None if from_step is None else max(0, died_step - from_step)
 
 
 def _cost(rank: int, run: Run) -> tuple[Cost, Interval]:
@@ -237,7 +258,7 @@ def _cost(rank: int, run: Run) -> tuple[Cost, Interval]:
     ms_per_step = percent = step_s = None
     if steps and seconds and per_save_s is not None:
         ms_per_step, percent = 1e3 * per_save_s / steps, min(100.0, 100 * per_save_s / seconds)
-        step_s = max(0.0, seconds - _steady_s(run)) / steps
+        step_s = _step_s(run, steps, seconds)
     cost = Cost(
         rank=rank, ms_per_step=ms_per_step, percent=percent,
         ms_per_save=None if per_save_s is None else 1e3 * per_save_s, total_s=run.cost_s,
@@ -246,6 +267,14 @@ def _cost(rank: int, run: Run) -> tuple[Cost, Interval]:
         pool_wait_s=run.pool_wait_s,
     )  # fmt: skip
     return cost, Interval(steps=steps, seconds=seconds, step_s=step_s)
+
+
+def _step_s(run: Run, steps: float, seconds: float) -> float:
+    """Give what a step takes without checkpoints: the median, as means have pauses in them, such as for evaluation."""
+    pace_s = quantile(run.paces, 0.5, math.inf)
+    if pace_s is None:  # noted by a version that kept no paces
+        return max(0.0, seconds - _steady_s(run)) / steps
+    return max(0.0, pace_s - run.gate_wait_s / run.returned / steps)
 
 
 def _steady_s(run: Run) -> float:
@@ -281,8 +310,7 @@ def _loss(
             )  # fmt: skip
         except OptionError:  # what was noted makes no sense, such as an interval shorter than what it costs
             model_s = None
-    work_s = age.mean_s if model_s is None else model_s
-    return Loss(total_s=work_s + (restart_s or 0.0), work_s=age.mean_s, model_s=model_s, restart_s=restart_s)
+    return Loss(total_s=age.mean_s + (restart_s or 0.0), work_s=age.mean_s, model_s=model_s, restart_s=restart_s)
 
 
 def _iso(unix_s: float) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, final
 from pccheck import events
 from pccheck.bill.bills import Report
 from pccheck.bill.report import report
-from pccheck.errors import UsageError
+from pccheck.errors import MediumError, UsageError
 
 _BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
@@ -63,14 +63,23 @@ def register(*sources: Live | str | os.PathLike[str], registry: Any = None) -> C
 
 
 def write(found: Report, path: str | os.PathLike[str]) -> None:
-    """Write a bill's metrics to a file, whole, as node_exporter's textfile collector reads it (its name: `*.prom`).
+    """Write a bill's metrics to a file, whole, as node_exporter's textfile collector reads it.
 
-    Raises UsageError where `prometheus_client` is not installed, and OSError.
+    Raises UsageError where its name does not end in `.prom`, its folder is not there, or `prometheus_client` is not
+    installed; MediumError where it cannot be written.
     """
+    place, folder = os.fspath(path), os.path.dirname(os.path.abspath(path))
+    if not place.endswith(".prom"):
+        raise UsageError(f"{place}: node_exporter's textfile collector reads only files whose names end in .prom")
+    if not os.path.isdir(folder):
+        raise UsageError(f"{place} cannot be written: there is no folder {folder}; make it first")
     client = _client()
     registry = client.CollectorRegistry()
     registry.register(_Fixed(found))
-    client.write_to_textfile(os.fspath(path), registry)
+    try:
+        client.write_to_textfile(place, registry)
+    except OSError as error:
+        raise MediumError("writing the metrics", place, error) from error
 
 
 @final

@@ -20,8 +20,7 @@ from pccheck.saving.notifier import Notifier
 from pccheck.saving.stats import Stats
 from pccheck.store.store import Store
 
-EVERY_S = 2.0  # so much is forgotten of a run that is killed
-ALIVE_S = 30.0  # how often a run that saves seldom says that it lives
+EVERY_S = runs.EVERY_S
 BACK_OFF_S = 60.0  # after a file that could not be written
 END_S = 5.0  # how long the end of a run waits for a file that is being written
 
@@ -50,12 +49,11 @@ class Recorder:
         self._sides = store.side_files if options.history else None
         self._writing = threading.RLock()  # never waited for by a save
         self._counting = threading.RLock()  # guards the account; nothing waits under it
-        self._account, self._changed = Account(), False
+        self._account = Account()
         self._began_s, self._began = time.time(), time.monotonic()
         self._holder = holders.describe_self()[:300]
         self._old: list[bytes] | None = None  # the JSON of earlier runs, once it was read
         self._due_s = 0.0  # on the monotonic clock: nothing is written before
-        self._written_s = 0.0
         self._pipeline, self._warned = "", False
         if self._sides is not None:
             notifier.record(self.hear, self.tick, EVERY_S)
@@ -63,7 +61,7 @@ class Recorder:
     def hear(self, event: Event) -> bool:
         """Count an event, when it comes, on the thread that it comes from; True with the first save that returned."""
         with self._counting:
-            known, self._changed = self._account.returned, True
+            known = self._account.returned
             self._account.heard(event, time.monotonic() - self._began)
             if known or not self._account.returned:
                 return False
@@ -74,7 +72,7 @@ class Recorder:
         """Write what happened, if that is due; called on the notifier's thread."""
         with self._writing:
             now_s = time.monotonic()
-            if now_s >= self._due_s and (self._changed or now_s >= self._written_s + ALIVE_S):
+            if now_s >= self._due_s:  # even if nothing happened: the steps that a kill takes are known by its time
                 self._write(ended=False)
 
     def end(self) -> None:
@@ -102,13 +100,11 @@ class Recorder:
                 self._sides = None  # its new owner keeps its own
                 return
             with self._counting:
-                entry, self._changed = self._entry(time.monotonic() - self._began, ended=ended), False
+                entry = self._entry(time.monotonic() - self._began, ended=ended)
             self._sides.replace_side(runs.FILE_NAME, runs.pack([*self._old, runs.encode(entry)]))
         except Exception as error:  # whatever it is, no checkpoint and no trainer is to suffer from it
             self._due_s = now_s + BACK_OFF_S
             self._warn(f"it could not be written: {error}")
-        else:
-            self._written_s = now_s
 
     def _has_store(self) -> bool:
         check = self._store.books.check
@@ -142,13 +138,14 @@ class Recorder:
             in_flight=options.in_flight, snapshot=known.snapshot or options.snapshot, pipeline=self._pipeline,
             restored_step=known.restored_step, restored_at_s=known.restored_at_s, first_step=known.first_step,
             last_step=known.last_step, progress=known.progress, climbs=known.climbs,
-            climbed_s=round(known.climbed_s, 6), returned=known.returned, saves=stats.saves,
+            climbed_s=round(known.climbed_s, 6), paces=dict(known.paces), longest=known.longest,
+            returned_at_s=round(known.returned_at_s, 3), returned=known.returned, saves=stats.saves,
             committed=stats.committed, superseded=stats.superseded, skipped=stats.skipped, failed=stats.failed,
             retries=stats.retries, save_s=stats.save_s, slot_wait_s=stats.slot_wait_s, copy_wait_s=stats.copy_wait_s,
             # What `save()` waited for copies is in both.
             gate_wait_s=max(0.0, stats.fence_wait_s - stats.copy_wait_s), pool_wait_s=stats.pool_wait_s,
             first_save_s=known.first_save_s, written_bytes=known.written_bytes, state_bytes=known.state_bytes,
             durable=dict(known.durable), durable_worst_s=known.durable_worst_s, durable_step=known.durable_step,
-            saved_at_s=round(known.saved_at_s, 3), age_s2=round(age_s2, 3), age_worst_s=round(age_worst_s, 3),
+            saved_at_s=round(known.saved_at_s, 3), age_s2=round(age_s2, 6), age_worst_s=round(age_worst_s, 3),
             stride=known.stride, points=known.points(),
         )  # fmt: skip

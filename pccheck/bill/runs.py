@@ -18,6 +18,7 @@ VERSION = 1
 MOST_RUNS = 64
 MOST_POINTS = 512  # of the run that is under way; each one that is over keeps OLD_POINTS
 OLD_POINTS = 64
+EVERY_S = 2.0  # from note to note; so much is forgotten of a run that is killed
 LIMIT_BYTES = 256 * 1024
 _LIVE_BYTES = 64 * 1024  # of these for the run that is under way
 _MARK = b'{"format":"pccheck runs"'
@@ -58,7 +59,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         in_flight, snapshot, pipeline: its settings.
         restored_step: what it restored before its first save, None where that is not known; `restored_at_s` when.
         first_step, last_step: of the first and the last `save()` that returned.
+        returned_at_s: when the last of these returned.
         progress, climbs, climbed_s: steps between saves in a row, summed where they grew; how often; and their seconds.
+        longest: most of these steps between two saves.
+        paces: how often a step took how long there, without the time in `save()`, see `durations`.
         returned: calls of `save()` that returned.
         saves, committed, superseded, skipped, failed, retries, save_s, slot_wait_s, copy_wait_s, pool_wait_s: as
             `pccheck.Stats` has them.
@@ -85,9 +89,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restored_at_s: Seconds | None = None
     first_step: Step
     last_step: Step
+    returned_at_s: Seconds | None = None
     progress: Count = 0
     climbs: Count = 0
     climbed_s: Seconds = 0.0
+    longest: Count = 0
+    paces: dict[Bucket, Count] = {}
     returned: Count = 0
     saves: Count = 0
     committed: Count = 0

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pccheck.bill.bills import Report, RunBill
-from pccheck.printing import plain
+from pccheck.printing import plain, print_whole
 
 _STYLES = {"running": "bold green", "ended": "", "failed": "bold red"}
 _RUNS_SHOWN = 20
@@ -27,7 +27,7 @@ def show(report: Report, console: Console) -> None:
             console.print(Text.assemble((f"  {label:<12}", "dim"), plain(value)), soft_wrap=True)
         console.print()
         if len(report.runs) > 1:
-            console.print(_table(report.runs))
+            print_whole(_table(report.runs), console)
             console.print()
     for note in report.notes:
         console.print(Text(f"  {plain(note)}", "yellow"), soft_wrap=True)
@@ -37,7 +37,7 @@ def _all_runs(report: Report) -> Iterator[tuple[str, str]]:
     count, failures = len(report.runs), report.failures
     text = f"{count} run{'s' * (count != 1)}, {span(report.uptime_s)} in all"
     if failures:
-        text += f"; {failures} failed, one in {span(report.mtbf_s)}, {report.steps_lost:,} steps lost"
+        text += f"; {failures} failed, one in {span(report.mtbf_s)}, about {report.steps_lost:,} steps lost"
         if report.restart_s is not None:
             text += f", {span(report.restart_s)} until a restart had restored (median)"
     else:
@@ -95,8 +95,7 @@ def _age(run: RunBill) -> Iterator[tuple[str, str]]:
     if len(age.series) > 1:
         yield "", f"{_bars([point.worst_s for point in age.series])} up to {span(max(p.worst_s for p in age.series))}"
     text = f"loses {span(loss.total_s)} on average: "
-    text += f"{span(loss.work_s if loss.model_s is None else loss.model_s)} of work"
-    text += " (by the model)" if loss.model_s is not None else ""
+    text += f"{span(loss.work_s)} of work"
     text += ", and the restart" if loss.restart_s is None else f", {span(loss.restart_s)} to restart"
     yield "a failure", text
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +27,13 @@ def show(advice: Advice, console: Console) -> None:
     console.print()
     console.print(_settings(advice))
     console.print()
-    console.print(_outcomes(advice))
+    table = _outcomes(advice)
+    # A terminal too narrow breaks its lines; a table that is cut loses figures.
+    width, console.width = console.width, 1000
+    least = Measurement.get(console, console.options, table).minimum
+    console.width = max(width, least)
+    console.print(table)
+    console.width = width
     console.print()
     _section(console, "What it means", advice.meaning)
     _section(console, "What binds", [advice.binding])
@@ -42,14 +49,19 @@ def _settings(advice: Advice) -> Text:
     streams = plan.setting.writers_per_checkpoint
     at_once = "all at one checkpoint" if streams is None else f"{streams} at each checkpoint"
     slots = plan.in_flight + plan.keep
+    ranks, part = advice.wanted.ranks, bytes_text(advice.wanted.part_bytes)
+    saved_by, of, total = "1, which saves all of the state", "", ""
+    if ranks > 1:
+        saved_by, of, total = f"{ranks:,}, each saves {part} of the state", " on each rank", " in all"
     rows = {
         "save every": f"{advice.interval:,} step{'s' * (advice.interval > 1)} ({seconds_text(seen.work_s)} of work)",
+        "ranks": saved_by,
         "in_flight": str(plan.in_flight),
         "snapshot": plan.snapshot,
         "writers": f"{plan.setting.writers}, {at_once}",
         "chunk_bytes": f"{plan.setting.chunk_bytes / 2**20:g} MiB",
-        "buffer_bytes": f"{bytes_text(plan.buffer_bytes)} of memory",
-        "keep": f"{plan.keep}, so {slots} slots: {bytes_text(plan.storage_bytes)} of storage",
+        "buffer_bytes": f"{bytes_text(plan.buffer_bytes)} of memory{of}",
+        "keep": f"{plan.keep}, so {slots} slots{of}: {bytes_text(plan.storage_bytes)} of storage{total}",
     }
     lines = [Text.assemble((f"  {name:<14}", "dim"), value) for name, value in rows.items()]
     lines[0].stylize("bold")
@@ -73,7 +85,7 @@ def _row(outcome: Outcome) -> Sequence[str]:
 
 
 def _short(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 10 else seconds_text(seconds)
+    return f"{seconds:,.0f} s" if 10 <= seconds < 99_999.5 else seconds_text(seconds)
 
 
 def _measured(advice: Advice) -> Sequence[str]:

@@ -21,13 +21,19 @@ from pccheck.reports import StoreReport
 from pccheck.tuning.advice import advise as find_advice
 from pccheck.tuning.basis import Rates
 from pccheck.tuning.machine import MAX_JSON_BYTES, Machine
+from pccheck.tuning.room import ProbedRoomError
 from pccheck.tuning.units import bytes_text, parse_bytes, parse_rate, parse_seconds, seconds_text
 from pccheck.tuning.wanted import FAILURE_RATES, MOST_IN_FLIGHT, Wanted, failures_of
 
 
 def advise(
     step: Annotated[str, typer.Option(metavar="TIME", help="Time of a training step without checkpoints: 2, 350ms.")],
-    state: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of a checkpoint: 80GB, 512MiB.")] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Size of a checkpoint, of all ranks together: 80GB, 512MiB.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes that save side by side, each an equal part.", min=1)
+    ] = None,
     store: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Take the size from the newest checkpoint there.")
     ] = None,
@@ -40,16 +46,16 @@ def advise(
         str | None, typer.Option(metavar="TIME", help="Mean time between failures of one node, with --nodes.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="Nodes of the job, any of which stops it.", min=1)
+        int | None, typer.Option(metavar="N", help="Nodes of the job, for the failure rate only: any stops it.", min=1)
     ] = None,
     restart: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time from a failure until training goes on.")
     ] = None,
     rpo: Annotated[str | None, typer.Option(metavar="TIME", help="No failure may lose more work than this.")] = None,
-    dram: Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory that the buffer pool may take.")] = None,
+    dram: Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory for the buffer pool of a rank.")] = None,
     storage: Annotated[str | None, typer.Option(metavar="SIZE", help="Most storage that all slots may take.")] = None,
     slowdown: Annotated[
-        float | None, typer.Option(metavar="RATIO", help="Slowdown by waits for storage that is allowed: 1.05.")
+        float | None, typer.Option(metavar="RATIO", help="Slowdown by checkpoints that is allowed in all: 1.05.")
     ] = None,
     stall: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Share of the time that copying may take: 0.05.")
@@ -63,13 +69,13 @@ def advise(
         Path | None, typer.Option(metavar="FILE", help="What `pccheck probe --json FILE` measured.")
     ] = None,
     disk: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate of the storage, all writers together: 2GB/s.")
+        str | None, typer.Option(metavar="RATE", help="Rate of the storage, all ranks together: 2GB/s.")
     ] = None,
     stream: Annotated[
         str | None, typer.Option(metavar="RATE", help="Rate that one checkpoint alone reaches there.")
     ] = None,
     copy: Annotated[
-        str | None, typer.Option(metavar="RATE", help="Rate at which the state is copied to host memory.")
+        str | None, typer.Option(metavar="RATE", help="Rate at which a rank's state is copied to host memory.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw goodput against the interval: FILE.png or .svg.")
@@ -79,12 +85,13 @@ def advise(
     """Say how often to save, how many at once and with which options, what that brings, and what would help.
 
     Needs no more than --state and --step: what is not told or measured is assumed, and the answer says what. Exit
-    status: 0 = advice; 1 = a recovery point out of reach, with the nearest; 2 = the command line or a budget is wrong.
+    status: 0 = advice; 1 = a wish is out of reach, with the nearest; 2 = the command line or a budget is wrong.
     """
     try:
         mtbf_s, failures = _failures(mtbf, trace, node_mtbf, nodes)
+        state_bytes, parts = _state(state, store)
         wanted = Wanted(
-            state_bytes=_state_bytes(state, store),
+            state_bytes=state_bytes,
             step_s=parse_seconds(step, field="step_s"),
             mtbf_s=mtbf_s,
             restart_s=None if restart is None else parse_seconds(restart, field="restart_s"),
@@ -96,6 +103,7 @@ def advise(
             keep=keep,
             snapshot=cast(Literal["auto", "copy", "lazy"], snapshot),
             max_in_flight=max_in_flight,
+            ranks=ranks or parts,
         )
         advice = find_advice(wanted, machine_of(probe, disk, stream, copy), failures=failures)
         if plot is not None:
@@ -130,6 +138,8 @@ _FLAGS = {
 
 def option_text(error: OptionError) -> str:
     """Say an error in the words of the command line."""
+    if isinstance(error, ProbedRoomError):
+        return str(error)
     flag = _FLAGS.get(error.field, "--" + error.field.replace("_", "-"))
     in_bytes = error.field.endswith("_bytes") and isinstance(error.value, int)
     value = bytes_text(cast(int, error.value)) if in_bytes else error.value
@@ -158,7 +168,12 @@ def _failures(
         if not math.isfinite(read.mtbf_s):
             raise UsageError(f"{trace} has no losses: leave it out")
         return read.mtbf_s, f"{read.failures} losses in {seconds_text(read.end_s)}, {read.name}"
-    return (None, "") if mtbf is None else (parse_seconds(mtbf, field="mtbf_s"), "")
+    if mtbf is None:
+        return None, ""
+    try:
+        return parse_seconds(mtbf, field="mtbf_s"), ""
+    except OptionError as error:
+        raise OptionError("mtbf_s", mtbf, f"{', '.join(FAILURE_RATES)}; or {error.allowed}") from None
 
 
 def machine_of(probe: Path | None, disk: str | None, stream: str | None, copy: str | None) -> Machine | Rates:
@@ -183,16 +198,17 @@ def machine_of(probe: Path | None, disk: str | None, stream: str | None, copy: s
     return msgspec.structs.replace(machine, device_copy_bytes_per_s=copy_rate)
 
 
-def _state_bytes(state: str | None, store: Path | None) -> int:
+def _state(state: str | None, store: Path | None) -> tuple[int, int]:
+    """Give the size of a checkpoint, and of how many ranks it is as far as is told."""
     if (state is None) == (store is None):
         raise UsageError("give one of --state SIZE and --store PATH")
     if state is not None:
-        return parse_bytes(state, field="state_bytes")
-    return newest_bytes(audit.audit(cast(Path, store)), cast(Path, store))
+        return parse_bytes(state, field="state_bytes"), 1
+    return newest(audit.audit(cast(Path, store)), cast(Path, store))
 
 
-def newest_bytes(reports: list[StoreReport], store: Path) -> int:
-    """Give the size of the newest whole checkpoint of a store, or of the stores of all ranks together.
+def newest(reports: list[StoreReport], store: Path) -> tuple[int, int]:
+    """Give the size of the newest whole checkpoint of a store, or of those of all ranks, and of how many ranks it is.
 
     Raises UsageError if there is none.
     """
@@ -205,4 +221,5 @@ def newest_bytes(reports: list[StoreReport], store: Path) -> int:
                 sizes.setdefault(cast(tuple[int, int, int], slot.identity), {})[part] = slot.payload_bytes
     if not sizes:
         raise UsageError(f"{store} holds no whole checkpoint to take the size from: give --state SIZE")
-    return sum(sizes[max(sizes)].values())
+    found = sizes[max(sizes)]
+    return sum(found.values()), len({rank for rank, _ in found})

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pccheck.printing import plain
+from pccheck.printing import plain, print_whole
 from pccheck.replay.chronicle import LiveOutcome
 from pccheck.replay.live import Results
 from pccheck.tuning.units import bytes_text
 
-_COLUMNS = ("", "every", "goodput", "steps", "lost per kill", "per save", "slowdown", "loading", "bad restores")
+_COLUMNS = ("every", "goodput", "steps", "lost/kill", "ms/save", "slowdown", "load ms", "bad")
+_OTHERS = 63  # columns of the terminal that these take
+_NAME = 17  # that a name has at least, so that all fit into 80; longer ones fold
 
 
 def show(results: Results, console: Console) -> None:
@@ -28,13 +30,20 @@ def show(results: Results, console: Console) -> None:
         highlight=False,
     )
     console.print()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, show_edge=False)
+    table.add_column("", overflow="fold", max_width=max(_NAME, console.width - _OTHERS))
     for column in _COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
     for outcome in sorted(results.outcomes, key=lambda o: -o.goodput):
         bad = Text(f"{len(outcome.refused)}", "bold red" if outcome.refused else "dim")
         table.add_row(plain(outcome.contender), *_cells(outcome), bad)
-    console.print(table)
+    print_whole(table, console)
+    console.print()
+    console.print(
+        "steps: that count. lost/kill: steps that a kill undid. ms/save: what a save held the loop up. slowdown: of a "
+        "step, all costs of saves included. load ms: opening and restoring. bad: restored states that were wrong.",
+        style="dim",
+    )
     for outcome in results.outcomes:
         for why in sorted(set(outcome.refused)):
             line = f"{plain(outcome.contender)} began anew: {plain(why)}"
@@ -56,8 +65,8 @@ def _cells(outcome: LiveOutcome) -> tuple[str, ...]:
         f"{outcome.every}",
         f"{outcome.goodput:.3f}",
         f"{outcome.steps:,}",
-        f"{outcome.lost_per_kill:.1f} steps",
-        f"{outcome.stall_per_save_s * 1e3:.1f} ms",
+        f"{outcome.lost_per_kill:.1f}",
+        f"{outcome.stall_per_save_s * 1e3:.1f}",
         f"{outcome.slowdown:.3f}",
-        f"{outcome.load_median_s * 1e3:.0f} ms",
+        f"{outcome.load_median_s * 1e3:.0f}",
     )

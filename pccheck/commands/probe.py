@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pccheck import printing
-from pccheck.errors import OptionError, PccheckError, UsageError
+from pccheck.errors import CapacityError, OptionError, PccheckError, PoolMemoryError, UsageError
 from pccheck.options import MIB
 from pccheck.probing import probe as measure
 from pccheck.probing.trials import TINY_BYTES
@@ -92,6 +92,12 @@ def _text(error: Exception) -> str:
     """Say an error in the words of the command line."""
     if isinstance(error, OptionError):
         return f"{_OPTIONS.get(error.field, error.field)} {error.value} is not allowed: it must be {error.allowed}"
+    if isinstance(error, CapacityError):
+        where = "memory" if isinstance(error, PoolMemoryError) else error.path
+        need = f"{bytes_text(error.needed_bytes)} are needed, {bytes_text(error.free_bytes)} are free"
+        return f"no room: {where}: {need}; free some, give a smaller --size or --in-flight, or probe another folder"
+    if isinstance(error, OSError) and not isinstance(error, PccheckError):  # of the file of --json
+        return f"{error.filename} cannot be written: {error.strerror}"
     return str(error)
 
 
@@ -168,28 +174,35 @@ _EXAMPLE_BYTES = 10 * 10**9
 
 
 def meaning(machine: Machine) -> list[str]:
-    """Say in two sentences what a probe means for a training job."""
-    usual, streams = machine.model(), machine.model(writers_per_checkpoint=1)
-    measured = max(s.in_flight for s in machine.samples)
-    best = max(usual.total_bytes_per_s, streams.total_bytes_per_s)
-    one = usual.stream_bytes_per_s
-    if one >= best / _GAIN:
-        model, count = usual, 1
-        said = (
-            f"One checkpoint at a time fills this storage ({rate_text(one)}): several at once only bridge slow spells."
-        )
+    """Say in two sentences what a probe means for a training job; the rates are those of rows of its table."""
+    rows = _merged(s for s in machine.samples if s.state_bytes > TINY_BYTES) or list(machine.samples)
+    rows = [row for row in rows if not row.pause_s] or rows  # after a rest, a cache takes more than lasts
+    rows = [row for row in rows if row.state_bytes == max(r.state_bytes for r in rows)]
+    enough = max(row.bytes_per_s for row in rows) / _GAIN
+    # Of those that reach as much: the fewest at once, then the settings that need not be told, then the fastest.
+    row = min((r for r in rows if r.bytes_per_s >= enough), key=lambda r: (r.in_flight, _told(r), -r.bytes_per_s))
+    rate, told = rate_text(row.bytes_per_s), ", ".join(_told(row))
+    if row.in_flight == 1:
+        said = f"One checkpoint at a time fills this storage ({rate}{f' with {told}' if told else ''}): "
+        said += "several at once only bridge slow spells."
     else:
-        each = usual.total_bytes_per_s < best / _GAIN
-        model = streams if each else usual
-        count = min(measured, model.saturating_in_flight)
-        how = f"in_flight={count}" + (f", writers={count}, writers_per_checkpoint=1" if each else "")
-        said = (
-            f"One checkpoint at a time leaves this storage idle ({rate_text(one)}): {how} reaches "
-            f"{rate_text(min(count * model.stream_bytes_per_s, model.total_bytes_per_s))}."
-        )
-    period_s = model.durable_s(_EXAMPLE_BYTES, count) / count
+        alone = max((r.bytes_per_s for r in rows if r.in_flight == 1), default=None)
+        idle = "" if alone is None else f"One checkpoint at a time leaves this storage idle ({rate_text(alone)}): "
+        said = f"{idle}{', '.join((f'in_flight={row.in_flight}', *_told(row)))} reaches {rate}."
+    model = machine.model(
+        writers=row.writers, writers_per_checkpoint=row.writers_per_checkpoint, chunk_bytes=row.chunk_bytes
+    )
+    period_s = model.durable_s(_EXAMPLE_BYTES, row.in_flight) / row.in_flight
     return [
         said,
         f"A state of {bytes_text(_EXAMPLE_BYTES)} would be durable {seconds_text(machine.alone_s(_EXAMPLE_BYTES))} "
         f"after save(); this storage keeps up with one every {seconds_text(period_s)}.",
     ]
+
+
+def _told(sample: Sample) -> list[str]:
+    """Give the options of a way of saving, but for those that are as the Checkpointer has them by itself."""
+    each = sample.writers_per_checkpoint
+    told = [f"writers={sample.writers}"] if each is not None or sample.writers != 2 else []
+    told += [f"writers_per_checkpoint={each}"] if each is not None and sample.in_flight > 1 else []
+    return told + ([f"chunk_bytes={sample.chunk_bytes // MIB} MiB"] if sample.chunk_bytes != 16 * MIB else [])

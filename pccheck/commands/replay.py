@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from pccheck import printing
 from pccheck.commands import live_text, replay_text
 from pccheck.commands.advise import machine_of, option_text
-from pccheck.errors import MediumError, OptionError, PccheckError, UsageError
+from pccheck.errors import CapacityError, MediumError, OptionError, PccheckError, UsageError
 from pccheck.plots import replay as pictures
 from pccheck.plots.timeline import timelines
 from pccheck.replay import contender as contenders
@@ -25,8 +24,8 @@ from pccheck.replay.comparing import Comparison, compare
 from pccheck.replay.files import read_trace
 from pccheck.replay.jobs import job_of
 from pccheck.replay.trace import Trace
-from pccheck.tuning.units import parse_bytes, parse_seconds
-from pccheck.tuning.wanted import Wanted
+from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, seconds_text
+from pccheck.tuning.wanted import FAILURE_RATES, Wanted, failures_of
 
 
 def replay(
@@ -38,7 +37,9 @@ def replay(
     stream: Annotated[str | None, typer.Option(help="Rate that one checkpoint alone reaches there.")] = None,
     copy: Annotated[str | None, typer.Option(help="Rate at which the state is copied to host memory.")] = None,
     restart: Annotated[str | None, typer.Option(help="Time from a failure until training goes on.")] = None,
-    mtbf: Annotated[str | None, typer.Option(help="What policies are told; default: what the trace has.")] = None,
+    mtbf: Annotated[
+        str | None, typer.Option(help="That policies are told: 45m, spot, ...; default: of the trace.")
+    ] = None,
     in_flight: Annotated[int | None, typer.Option(help="Checkpoints at once; default: as advised.", min=1)] = None,
     every: Annotated[list[int] | None, typer.Option(help="List this interval, too; may be repeated.", min=1)] = None,
     slowdown: Annotated[float | None, typer.Option(help="That is allowed, PCcheck's q: 1.05.")] = None,
@@ -67,9 +68,7 @@ def replay(
     line or storage is wrong.
     """
     try:
-        if not 0 < scale < math.inf:
-            raise OptionError("scale", scale, "a number above 0")
-        read = read_trace(trace).scaled(scale)
+        read = _scaled(read_trace(trace), scale)
         if plot is not None:
             _make_folder(plot)
         if live:
@@ -91,13 +90,33 @@ def replay(
         if plot is not None:
             _draw(comparison, plot)
     except OptionError as error:
-        _stop(option_text(error))
+        _stop(option_text(OptionError(_OPTIONS.get(error.field, error.field), error.value, error.allowed)))
+    except CapacityError as error:
+        _stop(f"no room at {error.path}: {_room(error)}; free some, or give a smaller --state or another --directory")
     except PccheckError as error:
         _stop(str(error))
     if as_json:
         print(json.dumps(replay_text.as_json(comparison, assumed), indent=2))
     else:
         replay_text.show(comparison, assumed, Console(highlight=False))
+
+
+_OPTIONS = {
+    "storage_changes": "disk_change",
+    "duration_s": "duration",
+    "fraction": "stall",
+}  # as the command line has them
+
+
+def _scaled(trace: Trace, scale: float) -> Trace:
+    try:
+        return trace.scaled(scale)
+    except OptionError:
+        raise OptionError("scale", scale, "a number above 0 that leaves the trace's times finite and apart") from None
+
+
+def _room(error: CapacityError) -> str:
+    return f"{bytes_text(error.needed_bytes)} are needed, {bytes_text(error.free_bytes)} are free"
 
 
 def _stop(text: str) -> None:
@@ -120,6 +139,8 @@ def _wanted(state: str | None, step: str | None, restart: str | None) -> Wanted:
 
 def _mtbf_s(mtbf: str | None, trace: Trace) -> float | None:
     """Give the mean time between failures that policies are told; None = nothing fails, and none was told."""
+    if mtbf in FAILURE_RATES:
+        return failures_of(mtbf)[0]
     if mtbf is not None:
         return parse_seconds(mtbf, field="mtbf_s")
     return trace.mtbf_s if trace.losses else None
@@ -184,7 +205,16 @@ def _live(trace: Trace, names: list[str] | None, settings: lives.Settings, plot:
     """Run it, tell it, and give the exit status."""
     console = Console(stderr=True)
     progress = console.print if console.is_terminal else None
-    results = lives.run(trace, names or list(contenders.installed()), settings, progress=progress)
+    chosen = names or list(contenders.installed())
+    contenders.check(chosen)
+    total_s, turns = lives.expected_s(trace, len(chosen), settings), "s take turns" if len(chosen) > 1 else ""
+    console.print(
+        f"{len(chosen)} contender{turns}, {seconds_text(settings.duration_s)} each; "
+        "with the start of processes "
+        f"about {seconds_text(total_s)} in all",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
+    results = lives.run(trace, chosen, settings, progress=progress)
     if plot is not None and results.outcomes:
         title = f"{trace.name}, {trace.failures} kills in {settings.duration_s:.0f} s"
         marks = {o.contender: (o.every, o.goodput) for o in results.outcomes}

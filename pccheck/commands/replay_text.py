@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pccheck.printing import plain
+from pccheck.printing import plain, print_whole
 from pccheck.replay.comparing import Comparison
 from pccheck.replay.job import Outcome
 from pccheck.tuning.units import bytes_text, rate_text, seconds_text
@@ -37,10 +37,12 @@ def show(comparison: Comparison, assumed: tuple[str, ...], console: Console) -> 
     rates = f"{rate_text(storage.stream_bytes_per_s)} of one checkpoint"
     if count > 1:
         rates += f", {rate_text(min(storage.total_bytes_per_s, count * storage.stream_bytes_per_s))} of {count} at once"
-    told = seconds_text(comparison.mtbf_s) if math.isfinite(comparison.mtbf_s) else "no failures"
+    told = "that nothing fails"
+    if math.isfinite(comparison.mtbf_s):
+        told = f"{seconds_text(comparison.mtbf_s)} between failures"
     console.print(
         f"storage takes {rates}; a save holds the trainer up for {seconds_text(job.stall_s)}; a restart takes "
-        f"{seconds_text(job.down_s)}; policies that ask are told {told} between failures",
+        f"{seconds_text(job.down_s)}; policies that ask are told {told}",
         soft_wrap=True,
     )
     for sentence in assumed:
@@ -53,12 +55,12 @@ def show(comparison: Comparison, assumed: tuple[str, ...], console: Console) -> 
         table.add_row(*_row(comparison, outcome), style="bold" if outcome.policy == "controller" else "")
     table.add_section()
     table.add_row(*_row(comparison, comparison.best), style="green")
-    console.print(table)
+    print_whole(table, console)
     console.print()
     console.print(
         "~: it changed, and this one was in force longest. goodput: steps that count, in undisturbed seconds, over all "
-        "time. lost: worked, and undone by kills. waits: for saves. to best: against the best fixed interval (last "
-        "row), which only the whole trace tells.",
+        "time. lost: worked, and undone by kills, or not ended when the trace was. waits: for saves. to best: against "
+        "the best fixed interval (last row), which only the whole trace tells.",
         style="dim",
     )
 

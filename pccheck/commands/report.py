@@ -21,7 +21,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
     prometheus: Annotated[
         Path | None,
-        typer.Option("--prometheus", metavar="FILE", help="Also put metrics there, for node_exporter's textfiles."),
+        typer.Option("--prometheus", metavar="FILE", help="Also put metrics there, for node_exporter: *.prom."),
     ] = None,
 ) -> None:
     """Show what checkpoints cost in the runs of STORE, and what failures took. The store may be in use meanwhile.
@@ -32,7 +32,7 @@ def report(
         found = report_on(store)
         if prometheus is not None:
             metrics.write(found, prometheus)
-    except (UsageError, MediumError, ContentError, OSError) as error:
+    except (UsageError, MediumError, ContentError) as error:
         print(f"pccheck report: {printing.plain(str(error))}", file=sys.stderr)
         raise typer.Exit(2) from None
     if as_json:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 from pccheck.bill.history import past_failures
@@ -16,7 +17,7 @@ from pccheck.control.council import Council
 from pccheck.control.deciding import Decider, Plan
 from pccheck.control.lastsave import Answer, LastSave
 from pccheck.control.sensors import Sensors
-from pccheck.errors import OptionError, PccheckError, RanksError
+from pccheck.errors import OptionError, PccheckError, RanksError, UsageError
 from pccheck.events import IntervalChosen
 from pccheck.saving.save import Save
 from pccheck.tuning.law import MOST_STEPS, PROFILE_STEPS, IntervalLaw
@@ -81,6 +82,10 @@ class Controller:
         max_interval: int = MOST_STEPS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(ck, Checkpointer) and not hasattr(ck, "subscribe"):
+            raise UsageError(
+                f"a Controller needs the Checkpointer whose saves it times; it was given {type(ck).__name__}"
+            )
         if total_steps is not None:
             profile_steps = max(2, min(profile_steps, _whole("total_steps", total_steps, 1) // _SHARE))
         uptime_s, failures = _past(ck)
@@ -156,6 +161,13 @@ class Controller:
             self._ck, self._sensors.flights, step, make_state, min(max(0.0, float(seconds)), _ENDLESS_S), fresh_steps
         ).run()
 
+    def paused(self) -> AbstractContextManager[None]:
+        """Tell that what a `with` block does is no part of a step: an evaluation, a break; it counts for no cost.
+
+        Exact, and as cheap as `due`. Single long steps are told from costs without it; it is for pauses at each save.
+        """
+        return self._sensors.paused()
+
     def close(self) -> None:
         """Hear no more events; a Controller that goes with its Checkpointer need not be closed."""
         self._sensors.close()
@@ -169,6 +181,7 @@ class Controller:
         """Begin an interval, at the start or after a jump back; what ranks had begun to exchange is void."""
         self._step, self._at_s, self._answer = step, now_s, False
         self._sensors.take_back()
+        self._sensors.begin()
         self._council.forget()
         self._plan_ahead(step)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import final
 
 from pccheck.checkpointer import Checkpointer
@@ -25,9 +26,12 @@ class Sensors:
     """
 
     def __init__(self, ck: Checkpointer, clock: Callable[[], float]) -> None:
-        self._ck, self._meter, self.flights = ck, Meter(), Flights(clock)
+        self._ck, self._clock, self._meter, self.flights = ck, clock, Meter(), Flights(clock)
         self._stats = ck.stats()  # up to which waits were counted
         self._saves = self._stats.saves  # and saves
+        self._early = (0.0, 0.0)  # of them, before a pause in the step under way
+        self._paused_at_s: float | None = None  # since when, up to which it was counted
+        self._pause_s = 0.0  # not yet taken out of a step
         self._stride, self._busy = 1, False
         self._offered: tuple[Sums, Took | None] | None = None
         ck.subscribe(self.flights)
@@ -44,21 +48,53 @@ class Sensors:
 
     def count(self, steps: int, seconds: float, *, saved: bool) -> None:
         """Count steps that ended now; `saved`: a save was due before them."""
+        paused_s = self._taken_s()
         beside, self._busy = self._busy or saved, self.flights.busy
         if steps != self._stride:  # a jump: what happened meanwhile nobody knows
             self._stride = steps
             return
         waited_s = slot_wait_s = 0.0
-        if saved or self._meter.looks_long(seconds / steps):
+        if beside or self._busy or self._meter.looks_long(seconds / steps):
             waited_s, slot_wait_s = self._waits()
         self._meter.step(
-            seconds, steps=steps, beside=beside or self._busy, waited_s=waited_s, slot_wait_s=slot_wait_s
+            seconds, steps=steps, beside=beside or self._busy, saving=saved, waited_s=waited_s,
+            slot_wait_s=slot_wait_s, paused_s=paused_s,
         )  # fmt: skip
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count the time of a `with` block, and what is waited for saves in it, to no step."""
+        if self._paused_at_s is not None:  # inside another
+            yield
+            return
+        self._early = self._waits()
+        self._paused_at_s = self._clock()
+        try:
+            yield
+        finally:
+            self._pause_s += self._clock() - self._paused_at_s
+            self._paused_at_s = None
+            self._stats = self._ck.stats()
+
+    def _taken_s(self) -> float:
+        """Give the seconds of pauses since the last call; one may be under way."""
+        now_s = self._clock()
+        if self._paused_at_s is not None:
+            self._pause_s += now_s - self._paused_at_s
+            self._paused_at_s, self._stats = now_s, self._ck.stats()
+        pause_s, self._pause_s = self._pause_s, 0.0
+        return pause_s
+
+    def begin(self) -> None:
+        """Begin anew, after a jump: pauses before it were none of a step's that is counted."""
+        self._taken_s()
 
     def _waits(self) -> tuple[float, float]:
         """Give what was waited for checkpoints since the last call: in `save()` and gates, and for a place."""
         before, self._stats = self._stats, self._ck.stats()
-        return _waited_s(self._stats) - _waited_s(before), self._stats.slot_wait_s - before.slot_wait_s
+        (waited_s, slot_wait_s), self._early = self._early, (0.0, 0.0)
+        waited_s += _waited_s(self._stats) - _waited_s(before)
+        return waited_s, slot_wait_s + self._stats.slot_wait_s - before.slot_wait_s
 
     def held_back(self, why: Why) -> None:
         """Note that a save was due and is held back; only for want of a place does that tell of storage."""
@@ -89,9 +125,7 @@ class Sensors:
 
     def settle(self) -> None:
         """Note that it was decided on what was offered."""
-        if self._offered is not None:
-            self._meter.settle(self._offered[0])
-            self._offered = None
+        self._offered = None
 
     def take_back(self) -> None:
         """Let what was offered and not decided on belong to the window under way."""

@@ -89,7 +89,7 @@ class Stopwatch:
         with Checkpointer(
             self._store, in_flight=trial.in_flight, writers=trial.writers, snapshot=trial.snapshot,
             writers_per_checkpoint=trial.writers_per_checkpoint, chunk_bytes=trial.chunk_bytes,
-            buffer_bytes=buffer_bytes, write_timeout_s=self._timeout_s,
+            buffer_bytes=buffer_bytes, write_timeout_s=self._timeout_s, history=False,
         ) as checkpointer:  # fmt: skip
             run = _Run(checkpointer, state_of(self._content, trial.state_bytes))
             if not self._warm_up(run, trial):

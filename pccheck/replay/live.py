@@ -27,6 +27,8 @@ from pccheck.replay.told import Job, Missing
 from pccheck.replay.trace import Trace
 
 Progress = Callable[[str], object]
+_START_S = 2.5  # that processes need to import and set up, all at once; frameworks take longer on few cores
+_TUNING = 4  # measurements for each contender
 _COPIES = 4  # of the state that one contender may hold on storage at a time
 
 
@@ -120,6 +122,17 @@ def run(trace: Trace, names: Sequence[str], settings: Settings, *, progress: Pro
     need = _COPIES * len(names) * settings.state_bytes
     with places.workplace(settings.directory, need) as folder:
         return _Replay(scaled, names, settings, folder, progress or (lambda text: None)).run()
+
+
+def expected_s(trace: Trace, count: int, settings: Settings) -> float:
+    """Estimate the seconds that `run` takes with so many contenders: they take turns, and processes need a start."""
+    scaled = trace.scaled(settings.duration_s / trace.end_s)
+    plan = lives(scaled, settings.restart_s)
+    measurements = 2 + _TUNING * count * settings.tuned
+    starts = len(plan) + scaled.killed_at_end + measurements
+    return (
+        count * sum(life.end_s - life.start_s for life in plan) + measurements * settings.measure_s + starts * _START_S
+    )
 
 
 @final

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pccheck.errors import CapacityError, MediumError
+from pccheck.errors import CapacityError, MediumError, UsageError
 
 _TAIL = 4000  # bytes of a log that are shown
 
@@ -19,10 +19,12 @@ _TAIL = 4000  # bytes of a log that are shown
 def workplace(directory: Path, need_bytes: int) -> Iterator[Path]:
     """Make a folder of our own in `directory`, and remove it with all that is in it.
 
-    Raises MediumError if it cannot be made, CapacityError if fewer than `need_bytes` are free there.
+    Raises UsageError if `directory` is none, which may be mistyped; MediumError if nothing can be made there;
+    CapacityError if fewer than `need_bytes` are free.
     """
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no folder: name one that is there, on the storage that is to be measured")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(directory).free
         if free < need_bytes:
             raise CapacityError(str(directory), need_bytes, free)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Iterator
 from typing import final
 
 from pccheck.devices import Device
-from pccheck.errors import DeadlineError
+from pccheck.errors import DeadlineError, PoolMemoryError
 from pccheck.options import Options
 from pccheck.pipeline.choose import make_pipeline
 from pccheck.pipeline.interface import Job, Pipeline
@@ -34,7 +35,7 @@ class Pipelines:
     def serve(self, payload_bytes: int, medium: Medium, devices: Collection[Device]) -> Pipeline:
         """Give the pipeline for a state of this size; the first makes it, and a much larger one makes a larger one.
 
-        Raises DeadlineError where the smaller one does not end, MemoryError where there is no memory for a pool.
+        Raises DeadlineError where the smaller one does not end, PoolMemoryError where there is no memory for a pool.
         """
         if self.current is None or payload_bytes > self._sized_for:
             self._fit(payload_bytes, medium)
@@ -54,7 +55,12 @@ class Pipelines:
         if self.current is None or wanted > 2 * self._pool_bytes:
             self.close(o.write_timeout_s)
             name = o.pipeline if mapped or medium.fileno() is not None else "portable"
-            self.current = make_pipeline(name, wanted, o.chunk_bytes, o.writers, o.writers_per_checkpoint)
+            try:
+                self.current = make_pipeline(name, wanted, o.chunk_bytes, o.writers, o.writers_per_checkpoint)
+            except (MemoryError, OSError) as error:
+                if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                    raise
+                raise PoolMemoryError(wanted, sizing.available_bytes()) from error
             self._pool_bytes = wanted
         self._sized_for = payload_bytes
 

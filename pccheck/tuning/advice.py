@@ -70,7 +70,7 @@ class Advice:
     @property
     def loop(self) -> str:
         """The lines to paste into a training script."""
-        return explaining.loop_text(self.plan)
+        return explaining.loop_text(self.plan, ranks=self.wanted.ranks)
 
     def curve(self, intervals: Sequence[int], *, in_flight: int | None = None) -> list[Outcome]:
         """Give what other intervals would bring, with the options of the plan or of the best one of so many in flight.
@@ -137,7 +137,7 @@ def advise(wanted: Wanted, machine: Machine | Rates | None = None, *, failures: 
         restart_s=basis.restart_s,
         headline=explaining.headline(wanted),
         meaning=tuple(explaining.meaning(wanted, basis, plan, budget)),
-        binding=explaining.binding(wanted, plan, budget),
+        binding=explaining.binding(wanted, basis, plan, budget),
         helping=tuple(explaining.helping(plan.outcome, found)),
         assumptions=(*((f"failures: {failures}",) if failures else ()), *basis.assumptions, BLOCKING),
         unreachable=tuple(explaining.unreachable(wanted, plan)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from pccheck.errors import OptionError
 from pccheck.options import MIB
 from pccheck.tuning.machine import Machine, Sample
@@ -25,10 +27,10 @@ class Rates:
     """Rates told by hand, in bytes per second; what is None is assumed.
 
     Args:
-        disk: what storage takes, all writers and checkpoints together; None = 500 MB/s.
-        stream: what one checkpoint's file reaches alone; None = all that `disk` gives.
-        copy: from where the state lives to host memory; None = 10 GB/s.
-        read: at which a restart reads the state; None = as `disk`.
+        disk: what storage takes, all writers, checkpoints and ranks together; None = 500 MB/s.
+        stream: what one checkpoint's file of one rank reaches alone; None = all that `disk` gives.
+        copy: from where the state of one rank lives to host memory; None = 10 GB/s.
+        read: at which a restart reads the state, all ranks together; None = as `disk`, of each rank at most `stream`.
 
     Raises OptionError for a rate below one byte per second, and for a stream above `disk`.
     """
@@ -67,10 +69,10 @@ class Basis:
     """What is known of a machine, and how.
 
     Args:
-        machine: its rates.
+        machine: its rates, as one rank sees them while all ranks save: its share of what they have in common.
         source: "probe", "rates" (at least one told by hand), or "assumed".
         settings: options that were measured, the default ones first.
-        memory_bytes: of the host; None = not known.
+        memory_bytes: of the host, the share of one rank; None = not known.
         free_bytes: of the file system; None = not known.
         restart_s: from a failure until the first new step.
         assumptions: what was taken for granted, and how to replace it, one sentence each.
@@ -93,7 +95,7 @@ def basis_of(wanted: Wanted, machine: Machine | Rates | None) -> Basis:
 
 
 def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
-    assumptions = []
+    assumptions = _of_ranks(wanted, "that the probe's one process reached")
     largest = max(sample.state_bytes for sample in machine.samples)
     if wanted.state_bytes > 4 * largest:
         assumptions.append(
@@ -105,6 +107,10 @@ def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
             f"the state is copied at the {rate_text(machine.copy_bytes_per_s)} of host memory (of a GPU: `--copy`, "
             "or device_copy_bytes_per_s in the probe's file)"
         )
+    else:
+        copies = min(machine.copy_bytes_per_s, machine.device_copy_bytes_per_s)
+        assumptions.append(f"the state is copied to host memory at {rate_text(copies)} (`--copy`, or the probe's file)")
+    assumptions.append(_interference(machine))
     restart_s = _restart_s(wanted, machine.read_bytes_per_s, "the probe read", assumptions)
     # Where each checkpoint has one stream, the writers follow in_flight: they make no setting of their own.
     settings = {
@@ -112,13 +118,47 @@ def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
         for s in machine.samples
     }
     return Basis(
-        machine=machine,
+        machine=_shared(machine, wanted.ranks),
         source="probe",
         settings=tuple(sorted(settings, key=_need)),
-        memory_bytes=machine.memory_bytes,
+        memory_bytes=machine.memory_bytes // wanted.ranks,
         free_bytes=machine.free_bytes,
         restart_s=restart_s,
         assumptions=tuple(assumptions),
+    )
+
+
+def _shared(machine: Machine, ranks: int) -> Machine:
+    """Give a machine as one of several ranks sees it: in the same times it writes and reads its part."""
+    if ranks == 1:
+        return machine
+    samples = (msgspec.structs.replace(s, state_bytes=max(1, s.state_bytes // ranks)) for s in machine.samples)
+    read = machine.read_bytes_per_s
+    return msgspec.structs.replace(
+        machine, samples=tuple(samples), read_bytes_per_s=None if read is None else read / ranks
+    )
+
+
+def _of_ranks(wanted: Wanted, rate: str) -> list[str]:
+    if wanted.ranks == 1:
+        return [
+            "one process saves all of the state (`--ranks N` where N save a part each; `--nodes` tells only how often "
+            "the job fails)"
+        ]
+    return [
+        f"{wanted.ranks:,} ranks save equal parts, each copying its own; they share one storage, with the rate {rate} "
+        "(a disk in each machine: give the state and the ranks of one machine)"
+    ]
+
+
+def _interference(machine: Machine) -> str:
+    if machine.interference is None:
+        return (
+            "training runs no slower while a checkpoint is under way, its copies apart (measure yours, and enter it as "
+            "`interference` in a probe's file)"
+        )
+    return (
+        f"training runs {machine.interference:.1%} slower while a checkpoint is under way (the probe's `interference`)"
     )
 
 
@@ -129,21 +169,28 @@ def _need(setting: Setting) -> tuple[bool, bool, int, int]:
 
 
 def _of_rates(wanted: Wanted, rates: Rates) -> Basis:
-    assumptions = []
+    assumptions = _of_ranks(wanted, "below" if rates.disk is None else "that was told")
     disk, copy = rates.disk or ASSUMED_DISK, rates.copy or ASSUMED_COPY
     stream = rates.stream or disk
+    own_disk = disk / wanted.ranks
+    own_stream = min(stream, own_disk)
     if rates.disk is None:
         assumptions.append(
             f"storage takes {rate_text(disk)}, as a cloud SSD of moderate size; measure yours: "
             "`pccheck probe DIR --json probe.json`, then `--probe probe.json`; or tell it: `--disk 2GB/s`"
         )
+    if rates.stream is None:
+        assumptions.append("a single file reaches all of that rate, written and read (`--stream`)")
     if rates.copy is None:
         assumptions.append(
-            f"the state is copied to host memory at {rate_text(copy)}, as from one GPU over PCIe (`--copy`; several "
-            "GPUs copy side by side)"
+            f"the state is copied to host memory at {rate_text(copy)}, as from one GPU over PCIe (`--copy`: of one "
+            "process; ranks copy side by side)"
         )
-    restart_s = _restart_s(wanted, rates.read or disk, "storage gives", assumptions)
-    settings = (Setting(),) if stream >= disk else (Setting(), Setting(writers=1, writers_per_checkpoint=1))
+    if wanted.dram_bytes is None or wanted.storage_bytes is None:
+        assumptions.append("there is memory for the pool and room for the slots (`--dram`, `--storage`)")
+    read = rates.read or min(disk, wanted.ranks * stream)
+    restart_s = _restart_s(wanted, read, "storage gives", assumptions)
+    settings = (Setting(),) if own_stream >= own_disk else (Setting(), Setting(writers=1, writers_per_checkpoint=1))
     machine = Machine(
         path="",
         filesystem="",
@@ -155,11 +202,12 @@ def _of_rates(wanted: Wanted, rates: Rates) -> Basis:
         free_bytes=0,
         seconds=0.0,
         copy_bytes_per_s=copy,
-        read_bytes_per_s=rates.read or disk,
+        read_bytes_per_s=read / wanted.ranks,
         commit_s=ASSUMED_COMMIT_S,
         save_s=ASSUMED_SAVE_S,
-        samples=_samples(wanted.state_bytes, stream, disk),
+        samples=_samples(wanted.part_bytes, own_stream, own_disk),
     )
+    assumptions.append(_interference(machine))
     return Basis(
         machine=machine,
         source="assumed" if rates == Rates() else "rates",

@@ -33,14 +33,14 @@ def compare(wanted: Wanted, basis: Basis, plan: Plan) -> tuple[Outcome, ...]:
 
 def _blocking(wanted: Wanted, basis: Basis) -> tuple[Outcome, ...]:
     model = basis.machine.model(writers=basis.settings[0].writers, chunk_bytes=basis.settings[0].chunk_bytes)
-    seconds = model.durable_s(wanted.state_bytes, 1)
+    seconds = model.durable_s(wanted.part_bytes, 1)
     best = choose_interval(
         step_s=wanted.step_s,
         stall_s=seconds,
         durable_s=seconds,
         in_flight=1,
         slowdown=wanted.slowdown_allowed,
-        stall_fraction=wanted.stall_allowed if wanted.mtbf_s is None else ANY_STALL,
+        stall_fraction=wanted.stall_allowed if wanted.mtbf_s is None or wanted.slowdown is not None else ANY_STALL,
         mtbf_s=wanted.mtbf_s,
         restart_s=basis.restart_s,
     ).interval

@@ -20,7 +20,8 @@ def headline(wanted: Wanted) -> str:
     rate = "how often it fails is not known"
     if wanted.mtbf_s is not None:
         rate = f"a failure every {seconds_text(wanted.mtbf_s)} on average"
-    return f"{bytes_text(wanted.state_bytes)} of state, {seconds_text(wanted.step_s)} a step, {rate}."
+    ranks = f" on {wanted.ranks:,} ranks" if wanted.ranks > 1 else ""
+    return f"{bytes_text(wanted.state_bytes)} of state{ranks}, {seconds_text(wanted.step_s)} a step, {rate}."
 
 
 def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> Iterator[str]:
@@ -35,11 +36,7 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
     )
     share = seen.stall_s / seen.work_s
     if share >= 0.001:
-        beyond = "beyond what one step hides, " if plan.snapshot == "lazy" else ""
-        yield (
-            f"Copying the state out of the trainer's memory holds it up: {beyond}{seconds_text(seen.stall_s)} per "
-            f"checkpoint, {share:.1%} of the training time."
-        )
+        yield _stall(wanted, basis, plan, share)
     if seen.slowdown > 1 + share + 1e-6:
         yield (
             f"Storage sets the pace: saves wait for a slot, and training takes {seen.slowdown:.3f} times as long, "
@@ -59,37 +56,77 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
     ):
         yield (
             f"Failures come so often that a restart ({seconds_text(basis.restart_s)}) and the wait until a checkpoint "
-            f"is durable ({seconds_text(seen.durable_s)}) are {(seen.durable_s + basis.restart_s) / wanted.mtbf_s:.0%} "
-            f"of the time between them: no interval gets much more than {seen.useful:.0%} useful work out of this "
-            "storage."
+            f"is durable ({seconds_text(seen.durable_s)}) are "
+            f"{_of_time(seen.durable_s + basis.restart_s, wanted.mtbf_s)}: no interval gets much more than "
+            f"{seen.useful:.0%} useful work out of this storage."
         )
     if plan.in_flight == 1 and budget is None:
         yield from _why_one(wanted, basis, plan)
+    if plan.keep == 1:
+        yield (
+            "keep=1 survives crashes, but leaves no checkpoint to fall back to if the newest is damaged on storage: "
+            f"`--keep 2` takes another {bytes_text(wanted.state_bytes)} of storage."
+        )
+
+
+def _stall(wanted: Wanted, basis: Basis, plan: Plan, share: float) -> str:
+    """Say what holds the trainer up: copies, and that training runs slower while a checkpoint is under way."""
+    seen, machine, setting = plan.outcome, basis.machine, plan.setting
+    alone_s = machine.alone_s(
+        wanted.part_bytes,
+        writers=setting.writers,
+        writers_per_checkpoint=setting.writers_per_checkpoint,
+        chunk_bytes=setting.chunk_bytes,
+    )
+    slower_s = min(seen.stall_s, (machine.interference or 0.0) * alone_s)
+    copying_s = seen.stall_s - slower_s
+    beyond = "beyond what one step hides, " if plan.snapshot == "lazy" else ""
+    if not slower_s:
+        return (
+            f"Copying the state out of the trainer's memory holds it up: {beyond}{seconds_text(copying_s)} per "
+            f"checkpoint, {share:.1%} of the training time."
+        )
+    return (
+        f"A checkpoint costs the trainer {seconds_text(seen.stall_s)}, {share:.1%} of the training time: interference, "
+        f"as training runs {machine.interference:.1%} slower while one is under way, {seconds_text(slower_s)}; copying "
+        f"the state out of its memory, {beyond}{seconds_text(copying_s)}."
+    )
+
+
+def _of_time(seconds: float, mtbf_s: float) -> str:
+    part = seconds / mtbf_s
+    return f"{part:.0%} of the time between them" if part <= 1 else "longer than the time between them"
 
 
 def _why_one(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[str]:
     varies = max(sample.worst_durable_s / sample.durable_s for sample in basis.machine.samples)
-    more = bytes_text(wanted.state_bytes)
+    more = f"{bytes_text(wanted.state_bytes)} more of storage and of memory"
+    if wanted.ranks > 1:
+        more = (
+            f"{bytes_text(wanted.state_bytes)} more of storage and {bytes_text(wanted.part_bytes)} of memory per rank"
+        )
     if varies > _VARIES:
         yield (
             f"The rate of this storage varies (the slowest of the probe's checkpoints took {varies:.1f} times the "
-            f"median): in_flight=2 bridges slow spells, for {more} more of storage and of memory."
+            f"median): in_flight=2 bridges slow spells, for {more}."
         )
     elif wanted.max_in_flight > 1:
         yield (
-            "One checkpoint at a time is enough at these rates. in_flight=2 costs another "
-            f"{more} of storage and of memory, and pays where the rate changes, or one stream cannot fill the storage."
+            "One checkpoint at a time is enough at these rates. in_flight=2 takes "
+            f"{more}, and pays where the rate changes, or one stream cannot fill the storage."
         )
 
 
-def binding(wanted: Wanted, plan: Plan, budget: Budget | None) -> str:
+def binding(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> str:
     """Say what keeps the plan from being better."""
     if budget is not None:
         given = {"DRAM budget": plan.buffer_bytes, "storage budget": plan.storage_bytes}[budget]
-        return (
-            f"The {budget} binds: with more than the {bytes_text(given)} that this plan takes a better one would be "
-            "possible."
-        )
+        name = f"The {budget} binds"
+        if budget == "DRAM budget" and wanted.dram_bytes is None:
+            name = f"Memory binds, a quarter of the {bytes_text(basis.memory_bytes or 0)} that the probe found for it"
+        elif budget == "storage budget" and wanted.storage_bytes is None:
+            name = f"Storage space binds, the {bytes_text(basis.free_bytes or 0)} that the probe found free"
+        return f"{name}: with more than the {bytes_text(given)} that this plan takes a better one would be possible."
     choice, seen, terms = plan.choice, plan.outcome, plan.choice.terms
     every = _every(choice.interval)
     match choice.binds:
@@ -106,8 +143,8 @@ def binding(wanted: Wanted, plan: Plan, budget: Budget | None) -> str:
             best = terms.get("failures")
             wish = f"; for this failure rate {_every(best)} would be best" if best else ""
             return (
-                f"The stall binds: each checkpoint costs the trainer {seconds_text(seen.stall_s)}, and at most "
-                f"{100 * wanted.stall_allowed:g}% of the time is allowed, so {every}{wish}."
+                f"The stall binds: each checkpoint costs the trainer {seconds_text(seen.stall_s)}, and "
+                f"{_limit(wanted)} is allowed, so {every}{wish}."
             )
         case "failures":
             return (
@@ -122,6 +159,12 @@ def binding(wanted: Wanted, plan: Plan, budget: Budget | None) -> str:
             return "Nothing binds: a save at every step is best, and costs next to nothing."
 
 
+def _limit(wanted: Wanted) -> str:
+    if wanted.slowdown_limits_stalls:
+        return f"a slowdown of at most {1 + wanted.stall_allowed:g}"
+    return f"at most {100 * wanted.stall_allowed:g}% of the time"
+
+
 def _every(interval: int) -> str:
     return f"every {interval:,} steps" if interval > 1 else "every step"
 
@@ -134,6 +177,11 @@ def unreachable(wanted: Wanted, plan: Plan) -> Iterator[str]:
             f"The recovery point of {seconds_text(wanted.rpo_s)} is out of reach: the nearest is "
             f"{seconds_text(choice.oldest_s)}, with a save {_every(choice.interval)}, durable after "
             f"{seconds_text(plan.outcome.durable_s)}."
+        )
+    if wanted.slowdown is not None and plan.outcome.slowdown > wanted.slowdown + 1e-6:
+        yield (
+            f"A slowdown of {wanted.slowdown:g} is out of reach, as every save costs the trainer "
+            f"{seconds_text(plan.outcome.stall_s)}: this is one of {plan.outcome.slowdown:.4f}."
         )
 
 
@@ -154,12 +202,20 @@ def _gain(outcome: Outcome, help: Help) -> str:
     return f"{help.useful:.1%} useful instead of {outcome.useful:.1%}"
 
 
-def loop_text(plan: Plan, directory: str = "ckpt") -> str:
-    """Give the lines to paste into a training script."""
+def loop_text(plan: Plan, directory: str = "ckpt", *, ranks: int = 1) -> str:
+    """Give the lines to paste into a training script; of several ranks, each runs them."""
     options = ", ".join(f"{name}={_source(value)}" for name, value in options_of(plan).items())
     indent, save = "        ", "ck.save(step, state)"
+    if ranks > 1:
+        options += ", coordinator=pccheck_torch.StoreCoordinator()"
     arguments = textwrap.wrap(f'"{directory}", {options}', 100, break_long_words=False, break_on_hyphens=False)
     lines = ["with pccheck.Checkpointer(", *(f"    {line}" for line in arguments), ") as ck:"]
+    if ranks > 1:
+        lines = [
+            f"# on each of the {ranks:,} ranks, in one directory: each saves its part of the state, with its own pool;",
+            "# what all of them hold alike is divided among them if replicated=[...] names it",
+            *lines,
+        ]
     if plan.snapshot == "lazy":
         lines += [
             "    # lazy: the state may not change while it is being copied; attach sees to that with torch,",

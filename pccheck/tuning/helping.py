@@ -111,7 +111,10 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
         yield 'snapshot="lazy"', of(snapshot="lazy")
     if plan.choice.binds == "stall" and wanted.stall_allowed <= 0.25:
         share = 2 * wanted.stall_allowed
-        yield f"stalls of up to {100 * share:g}% allowed", of(stall_fraction=share)
+        if wanted.slowdown_limits_stalls:
+            yield f"a slowdown of up to {1 + share:g} allowed", of(slowdown=1 + share)
+        else:
+            yield f"stalls of up to {100 * share:g}% allowed", of(stall_fraction=share)
     if wanted.mtbf_s is not None:
         if basis.restart_s:
             half = basis.restart_s / 2
@@ -142,7 +145,7 @@ def _sooner(wanted: Wanted, basis: Basis) -> float:
     """Give the restart's time where the state is read in half the time; what the user told stays."""
     if wanted.restart_s is not None or not basis.machine.read_bytes_per_s:
         return basis.restart_s
-    return basis.restart_s - wanted.state_bytes / basis.machine.read_bytes_per_s / 2
+    return basis.restart_s - wanted.part_bytes / basis.machine.read_bytes_per_s / 2
 
 
 def _faster_copies(machine: Machine) -> Machine:

@@ -143,16 +143,17 @@ class IntervalLaw:
         most_s = _PROFILE_S if mtbf_s is None else min(_PROFILE_S, mtbf_s / _PROFILES)
         return min(self._profile, self._most, at_least(most_s / step_s))
 
-    def choice(self, *, side_by_side: bool = False) -> Choice | None:
+    def choice(self, *, side_by_side: bool = False, surely: bool = False) -> Choice | None:
         """Give the interval for what is known now, and what binds; None while too little is known.
 
-        `side_by_side`: as if all that may be in flight were served side by side, each as fast as now.
+        `side_by_side`: as if all that may be in flight were served side by side, each as fast as now; `surely`: with
+        what a checkpoint costs at least, not most likely.
         """
         durable, service = self.durable_s, self.service_s
         if durable is None or service is None or not self.step_s:
             return None
         return choose_interval(
-            step_s=self.step_s, stall_s=self.stall_s,
+            step_s=self.step_s, stall_s=self._stalls.surely_s if surely else self.stall_s,
             durable_s=durable if side_by_side else max(durable, self._in_flight * service), durable_alone_s=durable,
             in_flight=self._in_flight, slowdown=self._slowdown, stall_fraction=self._bound, mtbf_s=self.mtbf_s,
             restart_s=self._restart_s, rpo_s=self._rpo_s,
@@ -235,6 +236,8 @@ class IntervalLaw:
         sustained_s = min(self._service)  # of two windows: one may be jitter, and a save that would wait is held back
         keeps_up = at_least(sustained_s / (self._slowdown * t))
         wanted.append((keeps_up, f"storage takes {sustained_s:.3g} s for a checkpoint, more than between two"))
+        if choice.binds == "failures":  # it weighs what a checkpoint costs: noise must not raise it
+            choice = self.choice(surely=True) or choice
         self._longer = self._longer + 1 if choice.interval * _WORTH >= self.interval else 0
         if self._longer >= _CALM and choice.binds != "stall":  # that is above, once it is sure
             wanted.append((min(_GROWS * self.interval, choice.interval), _why(choice)))

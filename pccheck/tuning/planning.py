@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from pccheck.errors import OptionError
 from pccheck.tuning.basis import Basis, Setting
 from pccheck.tuning.goodput import loss_per_failure, state_age, useful_fraction
 from pccheck.tuning.intervals import Choice, choose_interval, waitless_interval
 from pccheck.tuning.prediction import predict
-from pccheck.tuning.units import bytes_text
+from pccheck.tuning.room import check_storage, no_pool, pool_bytes, pool_does, storage_room
 from pccheck.tuning.wanted import Wanted
 
 Snapshot = Literal["copy", "lazy"]
@@ -90,11 +89,11 @@ class Plan:
     """Options of a Checkpointer, the interval for them, and what comes of it.
 
     Args:
-        in_flight, keep, buffer_bytes, snapshot: options of a Checkpointer.
+        in_flight, keep, buffer_bytes, snapshot: options of the Checkpointer of each rank.
         setting: its other options.
         choice: the interval, and what asks for it.
         outcome: what it brings.
-        storage_bytes: of all slots together.
+        storage_bytes: of all slots of all ranks together.
     """
 
     in_flight: int
@@ -121,74 +120,32 @@ def best_plan(wanted: Wanted, basis: Basis, *, in_flight: int | None = None) -> 
     Raises OptionError if a budget leaves room for none, with the least that would do.
     """
     counts = range(1, wanted.max_in_flight + 1) if in_flight is None else (in_flight,)
-    room, least = storage_room(wanted, basis), (counts[0] + wanted.keep) * wanted.state_bytes
-    if least > room:
-        allowed = f"at least {bytes_text(least)}: slots for {counts[0]} under way and {wanted.keep} to keep"
-        raise OptionError("storage_bytes", int(room), allowed)
+    check_storage(wanted, basis, counts[0])
+    room = storage_room(wanted, basis)
     snapshots: tuple[Snapshot, ...] = ("copy", "lazy") if wanted.snapshot == "auto" else (wanted.snapshot,)
     plans = [
         plan_of(wanted, basis, count, setting, snapshot)
         for count in counts
         if (count + wanted.keep) * wanted.state_bytes <= room
         for setting in basis.settings
-        if _pool_does(wanted, basis, count, setting)
+        if pool_does(wanted, basis, count, setting)
         for snapshot in snapshots
     ]
     if not plans:
-        chunks = 2 * min(setting.chunk_bytes for setting in basis.settings)
-        dram = chunks if counts[0] == 1 else max(chunks, _shared_pool(wanted.state_bytes, counts[0]))
-        raise OptionError("dram_bytes", int(dram_room(wanted, basis)), f"at least {bytes_text(dram)}")
+        raise no_pool(wanted, basis, counts[0])
     return _best(plans)
-
-
-def storage_room(wanted: Wanted, basis: Basis) -> float:
-    """Give how many bytes all slots may take: the budget, else what was free where the probe looked, else no limit."""
-    if wanted.storage_bytes is not None:
-        return wanted.storage_bytes
-    return math.inf if basis.free_bytes is None else basis.free_bytes
-
-
-def dram_room(wanted: Wanted, basis: Basis) -> float:
-    """Give how many bytes the pool may take: the budget, else a quarter of the memory, else no limit."""
-    if wanted.dram_bytes is not None:
-        return wanted.dram_bytes
-    return math.inf if basis.memory_bytes is None else basis.memory_bytes // 4  # as the Checkpointer does by itself
-
-
-def _pool(wanted: Wanted, basis: Basis, in_flight: int, setting: Setting) -> int:
-    """Give the pool, whole chunks: what all in flight fill, or as much as there is room for."""
-    full = max(2, in_flight * math.ceil(wanted.state_bytes / setting.chunk_bytes)) * setting.chunk_bytes
-    room = dram_room(wanted, basis)
-    return full if full <= room else int(room // setting.chunk_bytes) * setting.chunk_bytes
-
-
-def _pool_does(wanted: Wanted, basis: Basis, in_flight: int, setting: Setting) -> bool:
-    """Say whether there is room for a pool with which so many in flight are of use."""
-    pool = _pool(wanted, basis, in_flight, setting)
-    if pool < 2 * setting.chunk_bytes:
-        return False
-    return in_flight == 1 or pool >= _shared_pool(wanted.state_bytes, in_flight)
-
-
-def _shared_pool(state_bytes: int, in_flight: int) -> int:
-    """Give the least pool with which a capture finds room while the others of N in flight are being written.
-
-    When one begins, the others are 1/N, 2/N, ... written: they still hold (N - 1) / 2 states. With less, three in
-    flight were slower than one (1.20 against 1.00, with a pool of one state).
-    """
-    return math.ceil((in_flight + 1) / 2 * state_bytes)
 
 
 def plan_of(wanted: Wanted, basis: Basis, in_flight: int, setting: Setting, snapshot: Snapshot) -> Plan:
     """Give the plan for given options: the interval by `choose_interval`, and what comes of it by `predict`."""
     setting = setting.of(in_flight)
-    pool = _pool(wanted, basis, in_flight, setting)
+    pool = pool_bytes(wanted, basis, in_flight, setting)
     cut: dict[str, Any] = {"writers": setting.writers, "writers_per_checkpoint": setting.writers_per_checkpoint}
     cut["chunk_bytes"] = setting.chunk_bytes
-    model, alone_s = basis.machine.model(**cut), basis.machine.alone_s(wanted.state_bytes, **cut)
+    model, alone_s = basis.machine.model(**cut), basis.machine.alone_s(wanted.part_bytes, **cut)
     at = partial(_outcome, wanted, basis, in_flight=in_flight, setting=setting, buffer_bytes=pool, snapshot=snapshot)
     stall_s = at(1).stall_s  # the same at any interval
-    durable_s = {count: model.durable_s(wanted.state_bytes, count) for count in range(1, in_flight + 1)}
+    durable_s = {count: model.durable_s(wanted.part_bytes, count) for count in range(1, in_flight + 1)}
     choice = choose_interval(
         step_s=wanted.step_s,
         stall_s=stall_s,
@@ -251,7 +208,7 @@ def _outcome(
 ) -> Outcome:
     seen = predict(
         basis.machine,
-        state_bytes=wanted.state_bytes,
+        state_bytes=wanted.part_bytes,
         in_flight=in_flight,
         interval=interval,
         step_s=wanted.step_s,

@@ -44,6 +44,11 @@ class Stalls:
         counts = max(0.0, 1 - (error_s / other_s) ** 2) if other_s > 0 else 0.0
         return (known_s + counts * max(0.0, other_s)) / max(1, saves)
 
+    @property
+    def surely_s(self) -> float:
+        """Seconds that one costs at least, as far as all windows and the last one agree."""
+        return min(_each(self._costs, _SURE_MANY), _each(list(self._costs)[-1:], -_SURE_ONE))
+
     def add(self, *, saves: int, known_s: float, other_s: float, error_s: float, shared_s: float = 0.0) -> None:
         """Take in what the saves of a window cost: known waits, all else, and the standard error of that.
 

@@ -11,6 +11,7 @@ from pccheck.errors import OptionError
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _SIZES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 _SIZES |= {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "PiB": 1 << 50}
+_SIZES |= {name.lower(): size for name, size in _SIZES.items() if name != "B"}  # "80gb"; "Gb" may be bits
 _BITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 60
@@ -25,11 +26,11 @@ def parse_bytes(text: str, *, field: str = "size") -> int:
     """Read an amount of bytes: "80GB", "80 GiB", "1.5TB".
 
     Raises:
-        OptionError: anything else, also a bare number, a lower-case "gb" (bits?), less than a byte, or above 2**60.
+        OptionError: anything else, also a bare number, "Gb" (bits?), less than a byte, or above 2**60.
     """
     count = _amount(text, _SIZES)
     if count is None or not 1 <= count <= _MOST_BYTES:
-        raise OptionError(field, text, _SIZE_FORMS)
+        raise OptionError(field, text, _range(text, count, "1 byte", "2**60 bytes") + _SIZE_FORMS)
     return round(count)
 
 
@@ -45,8 +46,12 @@ def parse_rate(text: str, *, field: str = "rate") -> float:
     amount, slash, per = value.rpartition("/")
     bits = _amount(amount, _BITS)
     rate = bits / 8 if bits is not None else _amount(amount, _SIZES)
-    if not slash or per.strip() != "s" or rate is None or not 1 <= rate <= _MOST_BYTES:
+    if not slash or per.strip() != "s":
         raise OptionError(field, text, _RATE_FORMS)
+    if rate is None or not 1 <= rate <= _MOST_BYTES:
+        raise OptionError(
+            field, text, _range(amount, rate, "1 byte per second", "2**60 bytes per second") + _RATE_FORMS
+        )
     return rate
 
 
@@ -66,11 +71,24 @@ def parse_seconds(text: str, *, field: str = "duration") -> float:
         if sizes != sorted(set(sizes), reverse=True):  # "5m2h" and "5m5m" are slips, not durations
             raise OptionError(field, text, _DURATION_FORMS)
         seconds = sum(float(number) * size for (number, _), size in zip(parts, sizes, strict=True))
+    elif value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
+        raise OptionError(field, text, f"finite: leave it out, or give {_DURATION_FORMS}")
     else:
-        raise OptionError(field, text, _DURATION_FORMS)
+        raise OptionError(field, text, _range(text, None, "0 s", "10**10 s") + _DURATION_FORMS)
     if not seconds <= _MOST_SECONDS:
-        raise OptionError(field, text, _DURATION_FORMS)
+        raise OptionError(field, text, _range(text, seconds, "0 s", "10**10 s") + _DURATION_FORMS)
     return seconds
+
+
+def _range(text: str, amount: float | None, least: str, most: str) -> str:
+    """Say what is wrong with an amount before the forms that are right: its sign, its exponent, or its range."""
+    if amount is not None:
+        return f"from {least} to {most}: "
+    if re.match(r"\s*-\s*[\d.]", text, re.ASCII):
+        return f"at least {least}, without a sign: "
+    if re.match(rf"\s*{_NUMBER}[eE][+-]?\d", text, re.ASCII):
+        return f"written without an exponent, at most {most}: "
+    return ""
 
 
 def _amount(text: str, units: Mapping[str, int]) -> float | None:

@@ -13,6 +13,7 @@ from pccheck.tuning.units import bytes_text
 MOST_IN_FLIGHT = 8  # storage is full long before: two to four at once are enough (PCcheck, ASPLOS 2025)
 SLOWDOWN, STALL_FRACTION = 1.05, 0.05  # limits where it is not known what failures cost
 ANY_STALL = 1 - 1e-9  # no limit
+LEAST_OVERHEAD = 0.001  # each save costs something: a slowdown of 1 is out of reach
 LEAST_POOL = 32 * MIB  # two chunks of the default size: the least a pool may hold
 
 
@@ -64,20 +65,21 @@ class Wanted:
     """A job and its wishes; None = no such budget, or not known.
 
     Args:
-        state_bytes: of one checkpoint on this storage, 1..2**60.
+        state_bytes: of one checkpoint on this storage, of all ranks together, 1..2**60.
         step_s: seconds of a training step without checkpoints, above 0.
         mtbf_s: mean seconds between failures of the job, above 0.
         restart_s: from a failure until the first new step; None = assumed: a minute, and the time to read the state.
-        dram_bytes: most that the buffer pool may take, at least 32 MiB.
-        storage_bytes: most that all slots together may take.
-        slowdown: the most that waits for storage may stretch the training, a ratio >= 1 (PCcheck's q); None = 1.05, and
-            with mtbf_s no limit: the best interval has no such waits.
+        dram_bytes: most that the buffer pool of one rank may take, at least 32 MiB.
+        storage_bytes: most that all slots of all ranks together may take.
+        slowdown: the most that checkpoints may stretch the training, by stalls and waits for storage together, a
+            ratio >= 1 (PCcheck's q); None = 1.05, and with mtbf_s no limit: the best interval weighs it.
         stall_fraction: the most of the training time that copying may take, above 0 and below 1 (CheckFreq's p);
-            None = 0.05, and with mtbf_s no limit: the best interval weighs it against what failures cost.
+            None = all that the slowdown allows, else 0.05, and with mtbf_s no limit: the best interval weighs it.
         rpo_s: recovery-point objective: no failure may lose more work than this.
         keep: finished checkpoints to keep, 1..1000.
         snapshot: "copy", "lazy", or "auto" = lazy if copying would cost something worth it.
         max_in_flight: most checkpoints at once that may be advised, 1..8.
+        ranks: processes that save side by side on this storage, each an equal part of the state, 1..10**6.
 
     Raises OptionError for a value out of its range.
     """
@@ -94,11 +96,13 @@ class Wanted:
     keep: int = 1
     snapshot: Literal["auto", "copy", "lazy"] = "auto"
     max_in_flight: int = MOST_IN_FLIGHT
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         check_whole_number("state_bytes", self.state_bytes, 1, 1 << 60)
         check_whole_number("keep", self.keep, 1, 1000)
         check_whole_number("max_in_flight", self.max_in_flight, 1, MOST_IN_FLIGHT)
+        check_whole_number("ranks", self.ranks, 1, 10**6)
         if self.dram_bytes is not None:
             check_whole_number("dram_bytes", self.dram_bytes, 1, 1 << 60)
             if self.dram_bytes < LEAST_POOL:
@@ -120,16 +124,28 @@ class Wanted:
             ratio("slowdown", self.slowdown)
 
     @property
+    def part_bytes(self) -> int:
+        """What one rank saves of a checkpoint."""
+        return -(-self.state_bytes // self.ranks)
+
+    @property
     def slowdown_allowed(self) -> float:
         """The limit on the slowdown that holds."""
         return SLOWDOWN if self.slowdown is None else self.slowdown
 
     @property
     def stall_allowed(self) -> float:
-        """The limit on the share of stalls that holds."""
+        """The limit on the share of stalls that holds: what was told, and no more than the slowdown leaves."""
+        if self.slowdown is not None:
+            return min(ANY_STALL, self.stall_fraction or ANY_STALL, max(self.slowdown - 1, LEAST_OVERHEAD))
         if self.stall_fraction is None:
             return STALL_FRACTION if self.mtbf_s is None else ANY_STALL
         return self.stall_fraction
+
+    @property
+    def slowdown_limits_stalls(self) -> bool:
+        """Whether the slowdown is the tighter limit on stalls."""
+        return self.slowdown is not None and self.stall_allowed != self.stall_fraction
 
 
 def failures_of(rate: str, *, machines: int | None = None) -> tuple[float, str]:

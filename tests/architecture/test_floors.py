@@ -41,12 +41,12 @@ FLOORS = {
     | {"tuning", "tuning.bills", "tuning.checkfreq", "tuning.domain", "tuning.goodput", "tuning.intervals"}
     | {"tuning.optimum", "tuning.storage"}
     | {"tuning.advice", "tuning.basis", "tuning.comparing", "tuning.explaining", "tuning.helping", "tuning.planning"}
-    | {"tuning.units", "tuning.wanted"}
+    | {"tuning.units", "tuning.wanted", "tuning.room"}
     | {"replay", "replay.trace", "replay.job", "replay.disk", "replay.simulation", "replay.policies"}
     | {"replay.comparing", "replay.policy", "replay.jobs"}
     | {"replay.chronicle", "replay.schedule", "replay.timeline", "replay.told", "replay.training"}
     | {"tuning.law", "tuning.stalls", "tuning.tries", "tuning.windows", "control", "control.meter", "control.rescue"}
-    | {"control.deciding"}
+    | {"control.deciding", "control.excess"}
     | {"tuning.machine", "tuning.prediction"}
     # the folders: their docstrings say what is in them
     | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"}

@@ -87,7 +87,7 @@ BINDING = [
     ),
     (
         "bandwidth",
-        {"mtbf_s": None, "slowdown": 1.0, "stall_fraction": 0.5, "snapshot": "copy"},
+        {"mtbf_s": None, "slowdown": 1.25, "stall_fraction": 0.5, "snapshot": "copy"},
         Rates(disk=GB / 10),
         "",
     ),
@@ -265,10 +265,12 @@ def test_what_a_probe_did_not_measure_is_said() -> None:
 
 
 def test_the_free_space_that_a_probe_saw_is_the_budget_for_storage() -> None:
-    with pytest.raises(
-        OptionError, match="storage_bytes=100000000000 is not allowed: storage_bytes must be at least 160 GB"
-    ):
+    with pytest.raises(OptionError, match=r"the probe found only 100 GB free at /data .*: it must be at least 160 GB"):
         ask(probed())
+    with pytest.raises(OptionError, match="a quarter of the memory that the probe found is only 16 MB for each pool"):
+        ask(probed(memory_bytes=64 * 10**6), state_bytes=GB)
+    bound = ask(probed(memory_bytes=4 * GB), state_bytes=4 * GB, step_s=0.1)
+    assert bound.binding.startswith("Memory binds, a quarter of the 4 GB that the probe found for it")
     assert ask(probed(), storage_bytes=200 * GB).plan.storage_bytes == 160 * GB
 
 
@@ -287,6 +289,61 @@ def test_a_rate_that_varies_is_told_with_what_bridges_it() -> None:
     told = [sentence for sentence in ask(varying, state_bytes=2 * GB).meaning if "varies" in sentence]
     assert len(told) == 1
     assert "in_flight=2 bridges slow spells, for 2 GB more of storage and of memory" in told[0]
+
+
+def test_interference_is_named_beside_the_copies() -> None:
+    advice = ask(probed(interference=0.1, device_copy_bytes_per_s=1e9), state_bytes=8 * GB)
+    told = " ".join(advice.meaning)
+    assert "interference, as training runs 10.0% slower while one is under way, 401 ms; copying" in told
+    rests = " ".join(advice.assumptions)
+    assert "10.0% slower while a checkpoint is under way (the probe's `interference`)" in rests
+    assert "copied to host memory at 1 GB/s" in rests
+    assert "runs no slower while a checkpoint" in " ".join(ask().assumptions)
+
+
+# -- several ranks -----------------------------------------------------------------------------------------------------
+
+
+def test_each_of_several_ranks_saves_its_part_from_a_pool_of_its_own() -> None:
+    """80 GB of 64 ranks: a pool for 80 GB on each would have been 5 TB."""
+    advice = ask(ranks=64)
+    assert advice.options["buffer_bytes"] == math.ceil(80 * GB / 64 / (16 << 20)) * (16 << 20)
+    assert advice.outcome.durable_s == pytest.approx(DURABLE_S)  # the storage is shared
+    assert advice.outcome.stall_s == pytest.approx(0.005 + 80 / 64 / 10)  # the copies are not
+    assert (advice.plan.storage_bytes, advice.restart_s) == (160 * GB, RESTART_S)
+    assert "coordinator=pccheck_torch.StoreCoordinator()" in advice.loop
+    assert "on each of the 64 ranks" in advice.loop
+    assert "80 GB of state on 64 ranks" in advice.headline
+    assert "they share one storage" in " ".join(advice.assumptions)
+    assert "coordinator" not in ask().loop
+    assert "one process saves all of the state (`--ranks N`" in " ".join(ask().assumptions)
+
+
+def test_ranks_fill_a_storage_that_one_stream_cannot_fill() -> None:
+    one, four = (ask(Rates(disk=2e9, stream=5e8), ranks=n, max_in_flight=1).outcome.durable_s for n in (1, 4))
+    assert (one, four) == (pytest.approx(160, rel=0.01), pytest.approx(40, rel=0.01))
+
+
+def test_a_probe_is_shared_by_the_ranks() -> None:
+    one, many = ask(probed(), state_bytes=2 * GB), ask(probed(), state_bytes=2 * GB, ranks=4)
+    assert many.outcome.durable_s == pytest.approx(one.outcome.durable_s, rel=0.05)
+    assert many.restart_s == pytest.approx(one.restart_s)
+    assert many.plan.buffer_bytes <= 4 * GB  # of 64 GB of memory, a quarter among four
+
+
+# -- the slowdown ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mtbf_s", [None, SPOT, 50_000.0])
+def test_the_slowdown_limits_all_that_checkpoints_cost(mtbf_s: float | None) -> None:
+    advice = ask(mtbf_s=mtbf_s, slowdown=1.01)
+    assert advice.outcome.slowdown <= 1.01 + 1e-9
+    assert advice.unreachable == ()
+    if mtbf_s != 50_000.0:  # there the best interval is within it
+        assert advice.binds == "stall"
+        assert "a slowdown of at most 1.01 is allowed" in advice.binding
+    (sentence,) = ask(mtbf_s=mtbf_s, slowdown=1.0).unreachable
+    assert sentence.startswith("A slowdown of 1 is out of reach")
 
 
 # -- everything else ---------------------------------------------------------------------------------------------------
@@ -326,20 +383,21 @@ def test_lazy_snapshots_come_with_what_keeps_them_right() -> None:
     mtbf_s=st.none() | st.floats(60, 1e7),
     dram=st.none() | st.integers(32 << 20, 10**12),
     slots=st.none() | st.integers(2, 9),
-    slowdown=st.none() | st.floats(1, 2),
+    slowdown=st.none() | st.floats(1.001, 2),
     stall_fraction=st.none() | st.floats(0.001, 0.5),
     rpo_s=st.none() | st.floats(1, 1e5),
     disk=st.floats(1e7, 1e11),
     part=st.floats(0.1, 1),
+    ranks=st.sampled_from([1, 2, 64]),
 )
 def test_advice_is_whole_and_keeps_what_was_wished(
     state_bytes: int, step_s: float, mtbf_s: float | None, dram: int | None, slots: int | None, slowdown: float | None,
-    stall_fraction: float | None, rpo_s: float | None, disk: float, part: float,
+    stall_fraction: float | None, rpo_s: float | None, disk: float, part: float, ranks: int,
 ) -> None:  # fmt: skip
     room = None if slots is None else slots * state_bytes
     wanted = Wanted(
         state_bytes=state_bytes, step_s=step_s, mtbf_s=mtbf_s, dram_bytes=dram, storage_bytes=room, slowdown=slowdown,
-        stall_fraction=stall_fraction, rpo_s=rpo_s,
+        stall_fraction=stall_fraction, rpo_s=rpo_s, ranks=ranks,
     )  # fmt: skip
     advice = advise(wanted, Rates(disk=disk, stream=part * disk))
     pccheck.Options(**advice.options)  # in their ranges
@@ -347,7 +405,8 @@ def test_advice_is_whole_and_keeps_what_was_wished(
     assert dram is None or plan.buffer_bytes <= dram
     assert room is None or plan.storage_bytes <= room
     assert (rpo_s is None or seen.age_max_s <= rpo_s * (1 + 1e-6)) == (not advice.unreachable)
-    limit = stall_fraction if stall_fraction is not None else None if mtbf_s is not None else 0.05
+    limit = stall_fraction if stall_fraction is not None else None if mtbf_s is not None or slowdown else 0.05
+    assert slowdown is None or seen.slowdown <= slowdown + 1e-6  # all that checkpoints cost, as in the table
     assert limit is None or seen.stall_s / seen.work_s <= limit * (1 + 1e-6)
     waits = seen.slowdown - 1 - seen.stall_s / seen.work_s
     if mtbf_s is not None:

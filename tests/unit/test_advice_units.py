@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from pccheck.tuning.units import bytes_text, parse_bytes, parse_rate, parse_seco
     ("text", "count"),
     [
         ("80GB", 80 * 10**9), ("80 GB", 80 * 10**9), (" 80GiB ", 80 << 30), ("512MiB", 512 << 20),
+        ("80gb", 80 * 10**9), ("2gib", 2 << 30),
         ("1.5TB", 15 * 10**11), (".5kB", 500), ("1KB", 1000), ("4096B", 4096), ("1PiB", 1 << 50),
     ],
 )  # fmt: skip
@@ -24,12 +26,27 @@ def test_bytes_are_read(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["80", "80gb", "80Gb", "80 G", "-1GB", "0B", "0.1B", "GB", "", "1e3GB", "8٠GB", "2000PiB", "1 GB x"]
+    "text", ["80", "80Gb", "80 G", "-1GB", "0B", "0.1B", "GB", "", "1e3GB", "8٠GB", "2000PiB", "1 GB x"]
 )
 def test_what_is_no_amount_of_bytes_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(OptionError, match="such as 80GB") as caught:
         parse_bytes(text, field="state_bytes")
     assert (caught.value.field, caught.value.value) == ("state_bytes", text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (parse_bytes, "-80GB", "without a sign"), (parse_bytes, "0GB", "from 1 byte"),
+        (parse_bytes, "1e30GB", "without an exponent"), (parse_bytes, "9999PB", "to 2**60 bytes"),
+        (parse_rate, "0MB/s", "from 1 byte per second"), (parse_seconds, "inf", "finite: leave it out"),
+        (parse_seconds, "-2", "without a sign"), (parse_seconds, "99999999999", "to 10**10 s"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_amount_is_said(read: Any, text: str, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        read(text)
+    assert said in caught.value.allowed
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,15 @@ def test_the_answer_in_the_document_is_what_is_printed() -> None:
     assert shown.splitlines() == printed
 
 
+@pytest.mark.parametrize("columns", [20, 80])
+def test_no_figure_of_the_table_is_cut(columns: int) -> None:
+    """Columns of great figures: every row ends with its useful share, none with an ellipsis."""
+    done = run("advise", "--state", "900TB", "--step", "900s", "--mtbf", "300d", "--disk", "20MB/s", columns=columns)
+    table = done.stdout.split("steps  slowdown", 1)[-1].split("What it means")[0]
+    assert "…" not in done.stdout
+    assert table.count("%") == 4
+
+
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_the_answer_can_be_read_at_any_width(columns: int) -> None:
     done = run(*SPOT, columns=columns)
@@ -206,6 +215,8 @@ def test_the_size_of_a_job_is_that_of_all_its_ranks(tmp_path: Path) -> None:
         )
     found = as_json("--store", tmp_path / "job", "--step", "1")
     assert found["wanted"]["state_bytes"] == pytest.approx(2_400_000, rel=0.01)
+    assert found["wanted"]["ranks"] == 2
+    assert as_json("--store", tmp_path / "job", "--step", "1", "--ranks", "4")["wanted"]["ranks"] == 4
 
 
 def test_a_wish_out_of_reach_ends_with_status_1_and_the_nearest() -> None:
@@ -219,7 +230,10 @@ WRONG = [
     (("--step", "2"), "give one of --state SIZE and --store PATH"),
     (("--state", "80", "--step", "2"), "--state 80 is not allowed: it must be a number with its unit, such as 80GB"),
     (("--state", "80GB", "--step", "x"), "--step x is not allowed: it must be seconds, or a number with its unit"),
-    (("--state", "80GB", "--step", "2", "--mtbf", "moon"), "--mtbf moon is not allowed"),
+    (
+        ("--state", "80GB", "--step", "2", "--mtbf", "moon"),
+        "--mtbf moon is not allowed: it must be spot, shared, dedicated; or",
+    ),
     (
         ("--state", "80GB", "--step", "2", "--mtbf", "1h", "--node-mtbf", "1d"),
         "give one of --mtbf, --trace and --node-mtbf",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck.bill import history
+from pccheck.bill import bills, history
 from pccheck.bill.history import past_failures
 
 WAIT_S = 60.0
@@ -83,6 +83,37 @@ def noted(store, step):
         time.sleep(0.01)
 
 
+def idle(store, seconds):
+    """Wait until the history says that nothing was saved for so long."""
+    end = time.monotonic() + WAIT_S
+    while (run := history.source(str(store)).found.runs[-1]).uptime_s - run.returned_at_s < seconds:
+        assert time.monotonic() < end, run
+        time.sleep(0.01)
+
+
+def train_on(store):
+    """Start a trainer that makes a step each 10 ms, counts them in a file, and saves every 50 of them."""
+    program = """
+        import sys, time
+        import numpy as np
+        import pccheck
+        from pccheck.bill import recorder
+
+        recorder.EVERY_S = 0.2
+        with pccheck.Checkpointer(sys.argv[1], chunk_bytes=4096) as ck, open(sys.argv[2], "r+b") as made:
+            for step in range(6000):
+                time.sleep(0.01)
+                made.seek(0)
+                made.write(b"%d" % step)
+                made.flush()
+                if step % 50 == 0:
+                    ck.save(step, {"w": np.full(1000, step)})
+    """
+    steps = store.parent / "steps"
+    steps.write_bytes(b"")
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(program), str(store), str(steps)]), steps
+
+
 def end(process, number=None):
     if number is not None:
         process.send_signal(number)
@@ -98,9 +129,12 @@ def test_a_killed_run_is_a_failure_with_its_lost_steps(tmp_path):
     (live,) = pccheck.report(store).runs
     assert (live.state, live.steps_lost, live.age.now_s > 0) == ("running", None, True)
     assert past_failures(store) == (0.0, 0), "what goes on is no past"
+    idle(store, 1.0)  # longer than ever between saves: it is taken to hang
     assert end(first, signal.SIGKILL) == -signal.SIGKILL
     report = pccheck.report(store)
-    assert [(run.state, run.reached_step, run.steps_lost) for run in report.runs] == [("failed", 40, 10)]
+    assert [(run.state, run.reached_step, run.died_step, run.steps_lost) for run in report.runs] == [
+        ("failed", 40, 50, 20)
+    ]
     assert (report.failures, report.mtbf_s) == (1, report.uptime_s)
     seconds, failures = past_failures(store)
     assert (failures, seconds) == (1, report.runs[0].uptime_s)
@@ -108,18 +142,40 @@ def test_a_killed_run_is_a_failure_with_its_lost_steps(tmp_path):
     second = train(store, 40, 50, restore=True, never_durable=[50])
     noted(store, 50)
     assert past_failures(store)[1] == 1
+    idle(store, 1.0)
     assert end(second, signal.SIGKILL) == -signal.SIGKILL
     third = train(store, 50, restore=True, end="close")
-    noted(store, 50)
+    limit = time.monotonic() + WAIT_S
+    while not history.source(str(store)).found.runs[-1].ended:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     report = pccheck.report(store)
     assert [(run.state, run.restored_step, run.reached_step, run.steps_lost) for run in report.runs] == [
-        ("failed", None, 40, 10), ("failed", 30, 50, 10), ("ended", 40, 50, None)
+        ("failed", None, 40, 20), ("failed", 30, 50, 20), ("ended", 40, 50, None)
     ]  # fmt: skip
-    assert (report.failures, report.steps_lost) == (2, 20)
+    assert (report.failures, report.steps_lost) == (2, 40)
     assert report.restart_s > 0
     assert report.runs[-1].loss.restart_s == report.restart_s
     end(third, signal.SIGKILL)
     assert pccheck.report(store).failures == 2, "it had closed its store before it was killed"
+
+
+def test_steps_after_the_last_save_are_lost_too(tmp_path, monkeypatch):
+    """Killed between two saves, after the last of which 40 steps were made."""
+    monkeypatch.setattr(bills, "EVERY_S", 0.2)
+    process, steps = train_on(tmp_path / "s")
+    limit = time.monotonic() + WAIT_S
+    while not (text := steps.read_bytes()) or int(text) < 190:
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    process.kill()
+    process.wait(WAIT_S)
+    died = int(steps.read_bytes())
+    (run,) = pccheck.report(tmp_path / "s").runs
+    assert run.state == "failed"
+    assert run.died_step > run.reached_step, "something was done after the last save that is noted"
+    assert run.steps_lost == run.died_step - run.durable_step
+    assert abs(run.died_step - died) <= 35, "of the last note it is not known how long ago it was"
 
 
 def test_a_run_that_died_is_known_by_whoever_comes_next(tmp_path):

@@ -158,8 +158,7 @@ def test_skipped_and_failed_saves_are_counted(tmp_path):
     assert (run.saves, run.committed, run.skipped, run.failed, run.durable_step) == (3, 1, 1, 1, 1)
 
 
-def test_a_run_that_saves_seldom_says_that_it_lives(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr(recorder, "ALIVE_S", 0.05)
+def test_a_run_that_saves_seldom_says_that_it_lives(tmp_path, quick):
     with opened(tmp_path / "s") as ck:
         save(ck, 1)
         until(lambda: (tmp_path / "s/runs.json").exists(), "the first note")

@@ -267,7 +267,49 @@ def test_failures_lose_what_the_next_run_had_not_restored():
     assert ([run.steps_lost for run in found.runs], found.failures, found.mtbf_s) == ([None, None], 0, None)
 
 
-def test_the_predicted_loss_is_the_models_once_failures_are_known():
+def test_the_step_that_a_killed_run_died_at_is_estimated():
+    """A step each 2 s, all included; notes each 2 s: a kill comes, on average, one second after the last."""
+
+    def died(**known):
+        run = a_run(last_step=90, durable_step=80, uptime_s=200.0, returned_at_s=180.0, progress=90, climbs=3,
+                    climbed_s=180.0, longest=40)  # fmt: skip
+        (one,) = bill(JobRun(parts={0: msgspec.structs.replace(run, **known)}, state="failed")).runs
+        return one.died_step, one.steps_lost
+
+    assert died() == (100, 20)
+    assert died(uptime_s=203.0) == (102, 22)
+    assert died(uptime_s=9000.0) == (130, 50), "it hung: it never went on for longer without a save"
+    assert died(returned_at_s=None) == (90, 10), "a version that noted no times"
+    assert died(progress=0, climbs=0, climbed_s=0.0) == (90, 10), "nothing tells its pace"
+    running = bill(JobRun(parts={0: a_run(returned_at_s=1.0, progress=9, climbs=1, climbed_s=9.0)}, state="running"))
+    assert (running.runs[0].died_step, running.runs[0].steps_lost) == (None, None)
+
+
+def test_a_run_with_one_save_has_the_pace_of_another():
+    usual = a_run(1, last_step=90, progress=90, climbs=9, climbed_s=180.0, longest=10, returned_at_s=180.0)
+    once = a_run(2, began_s=usual.began_s + 500.0, restored_step=90, first_step=100, last_step=100, durable_step=100,
+                 uptime_s=17.0, returned_at_s=10.0)  # fmt: skip
+    found = bill(JobRun(parts={0: usual}, state="ended"), JobRun(parts={0: once}, state="failed"))
+    assert (found.runs[1].died_step, found.steps_lost) == (104, 4)
+
+
+def test_a_step_is_the_median_so_that_pauses_are_none_of_it():
+    """A step takes 0.5 s, saves each 10 steps take 0.1 s, and after every fourth one an evaluation 60 s."""
+    account, at_s = Account(), 0.0
+    for number in range(41):
+        feed(account, 10 * number, at_s)
+        at_s += 5.1 + 60.0 * (number % 4 == 3)
+    run = a_run(
+        returned=41, progress=account.progress, climbs=account.climbs, climbed_s=account.climbed_s, save_s=4.1,
+        paces=dict(account.paces), longest=account.longest,
+    )  # fmt: skip
+    (one,) = bill(JobRun(parts={0: run}, state="ended")).runs
+    assert one.interval.step_s == pytest.approx(0.5, rel=0.02)
+    assert one.interval.seconds == pytest.approx(5.1 + 15.0)
+    assert account.longest == 10
+
+
+def test_the_predicted_loss_is_what_was_measured_and_the_model_is_told_beside_it():
     from pccheck.tuning.goodput import loss_per_failure
 
     run = a_run(
@@ -281,7 +323,7 @@ def test_the_predicted_loss_is_the_models_once_failures_are_known():
     expected = loss_per_failure(9.9, stall_s=0.1, durable_s=4.0, mtbf_s=7200.0, in_flight=2)
     assert loss.model_s == pytest.approx(expected, rel=0.01)
     assert loss.restart_s == pytest.approx(32.0)
-    assert loss.total_s == pytest.approx(loss.model_s + 32.0)
+    assert loss.total_s == pytest.approx(12.0 + 32.0), "the measured age, whatever the model says"
 
 
 def test_of_several_ranks_the_dearest_costs_and_rank_0_times():

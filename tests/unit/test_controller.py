@@ -1,5 +1,6 @@
 """The Controller: in simulated time, and over a real Checkpointer on real files."""
 
+import contextlib
 import itertools
 import os
 import time
@@ -12,7 +13,8 @@ import pccheck
 from pccheck.control.deciding import Decider, Glance
 from pccheck.control.flights import Flights
 from pccheck.control.meter import Meter
-from pccheck.errors import OptionError
+from pccheck.control.sensors import Sensors
+from pccheck.errors import OptionError, UsageError
 from pccheck.events import Failed, IntervalChosen, Published, Returned, Skipped
 from pccheck.tuning.law import IntervalLaw
 from tests.unit.law_loop import Storage
@@ -92,6 +94,81 @@ def test_a_pause_of_the_loop_is_not_the_checkpoints_fault(pause_s):
     loop = run(shared(lambda now: 0.1), noise=0.02, pause_s=pause_s).until(4000)
     assert max(one.interval for one in loop.decisions[2:]) <= 12
     assert loop.controller.interval >= 6
+
+
+ALWAYS_IN_FLIGHT = {"in_flight": 2, "noise": 0.03, "step_s": lambda now: 0.04}
+
+
+@pytest.mark.parametrize("mtbf_s", [None, 300.0])
+@pytest.mark.parametrize("every", [20, 50, 90])
+@pytest.mark.parametrize("pause_s", [0.1, 0.5, 1.0, 20.0])
+def test_pauses_where_saves_are_always_in_flight(pause_s, every, mtbf_s):
+    """25 MiB/s for 48 MB and steps of 40 ms: hardly a step is alone, and each pause is beside a save."""
+    options = {"slowdown": 1.05, "mtbf_s": mtbf_s, "total_steps": 1000}
+    loop = run(
+        shared(lambda now: 1 / 1.8), pause_s=lambda step: pause_s if step % every == every - 1 else 0.0,
+        options=options, **ALWAYS_IN_FLIGHT,
+    )  # fmt: skip
+    while loop.step < 2500:
+        loop.until(loop.ck.now + 1)
+    assert max(one.interval for one in loop.decisions) <= 50, "what storage keeps up with: 45"
+    assert not any("cost" in one.reason for one in loop.decisions)
+
+
+def test_a_stall_at_each_save_counts_though_nothing_tells_of_it():
+    """As of a state that is gathered before `save()`; it is long each time, as no pause is."""
+    loop = run(shared(lambda now: 1 / 1.8), options={"slowdown": 1.05, "total_steps": 1000}, **ALWAYS_IN_FLIGHT)
+    save = loop.ck.save
+
+    def gather_and_save(step, state):
+        loop.ck.advance(loop.ck.now + 0.5)
+        save(step, state)
+
+    loop.ck.save = gather_and_save
+    while loop.step < 4000:
+        loop.until(loop.ck.now + 1)
+    assert 180 <= loop.controller.interval <= 320, "0.5 s are 5 % of 250 steps"
+
+
+def test_a_pause_that_is_told_is_taken_out_exactly():
+    """At each save, so that without being told it would be a cost; with a wait in it, which is none either."""
+    told, untold = (
+        run(shared(lambda now: 0.2), in_flight=1, options={"slowdown": 1.05, "total_steps": 1000}) for _ in range(2)
+    )
+    for loop, tells in ((told, True), (untold, False)):
+        for step in range(600):
+            loop.ck.advance(loop.ck.now + 1.0)
+            if loop.controller.due(step):
+                loop.ck.save(step, None)
+                with loop.controller.paused() if tells else contextlib.nullcontext():
+                    with loop.controller.paused() if tells else contextlib.nullcontext():
+                        loop.ck.advance(loop.ck.now + 3.0)
+                    loop.ck.save(10_000 + step, None)  # waits for the one before
+    assert not any("cost" in one.reason for one in told.decisions)
+    assert told.controller._sensors._meter.step_s == pytest.approx(1.0)
+    assert any("cost" in one.reason for one in untold.decisions)
+
+
+def test_what_was_waited_before_a_pause_counts_and_a_step_may_end_in_one():
+    ck = SimulatedCheckpointer(shared(lambda now: 1.0), stall_s=lambda now: 2.0)
+    sensors = Sensors(ck, ck.clock)
+
+    def step(began):
+        sensors.count(1, ck.now - began, saved=True)
+        return ck.now
+
+    ck.save(1, None)
+    with sensors.paused():
+        ck.advance(12.0)
+        ck.save(2, None)
+        at = step(0.0)
+        ck.advance(at + 5.0)
+    ck.advance(ck.now + 1.0)
+    step(at)
+    word = sensors.word()
+    assert word.stall_s == pytest.approx(2.0)
+    assert word.step_s == pytest.approx(0.5), "nothing is left of the first step, a second of the other"
+    assert word.pause_s == pytest.approx(17.0)
 
 
 def test_a_step_time_that_drifts_is_followed():
@@ -207,6 +284,11 @@ def test_options_out_of_range_are_named(wrong):
     with pytest.raises(OptionError) as caught:
         pccheck.Controller(SimulatedCheckpointer(shared(lambda now: 1.0)), **wrong)
     assert caught.value.field == next(iter(wrong))
+
+
+def test_it_is_of_a_checkpointer():
+    with pytest.raises(UsageError, match="given str"):
+        pccheck.Controller("x")
 
 
 # -- over a real Checkpointer -----------------------------------------------------------------------------------------
@@ -365,21 +447,44 @@ def test_a_meter_knows_the_step_time_from_clean_steps_in_a_row():
     assert meter.measured(meter.cut()).step_s == pytest.approx(1.0), "single clean steps tell nothing"
 
 
-def test_pauses_count_only_where_saves_have_them_again_and_again():
-    meter = Meter()
+def costs(long, *, windows=6, beside=8, saving=0):
+    """Give what windows of ten steps cost by a meter; `long` tells of each step, by its number, by how much."""
+    meter, counted = Meter(), []
     for _ in range(20):
         meter.step(1.0, beside=False)
     meter.measured(meter.cut())
-    counted = []
-    for _ in range(4):
-        for step in range(10):
-            meter.step(30.0 if step == 0 else 1.0, beside=step < 5)
-        meter.sums.saves = 1
-        sums = meter.cut()
-        counted.append(meter.measured(sums).window_s - 10)
-        meter.settle(sums)
-    assert counted[0] == pytest.approx(0.0)
-    assert counted[3] == pytest.approx(29.0)
+    for window in range(windows):
+        for n in range(10):
+            meter.step(1.0 + long(10 * window + n), beside=n < beside, saving=n == saving)
+        counted.append(meter.measured(meter.cut()).window_s - 10)
+    return counted
+
+
+@pytest.mark.parametrize("pause_s", [0.5, 3.0, 100.0])
+@pytest.mark.parametrize("every", [7, 10, 23])
+def test_pauses_beside_saves_are_no_cost(every, pause_s):
+    assert costs(lambda n: pause_s if n % every == every - 1 else 0.0, beside=10) == pytest.approx([0.0] * 6)
+
+
+@pytest.mark.parametrize("stall_s", [0.5, 3.0, 100.0])
+def test_what_is_long_at_each_save_is_a_cost_whatever_its_length(stall_s):
+    counted = costs(lambda n: stall_s if n % 10 == 0 else 0.0)
+    assert counted[0] == pytest.approx(0.0), "once tells nothing"
+    assert counted[1:] == pytest.approx([stall_s] * 5)
+
+
+@pytest.mark.parametrize("slowed_s", [0.35, 3.0])
+def test_what_slows_many_steps_beside_saves_is_a_cost_at_once(slowed_s):
+    assert costs(lambda n: slowed_s if n % 10 < 8 else 0.0) == pytest.approx([8 * slowed_s] * 6)
+
+
+def test_what_was_waited_for_saves_is_a_cost_however_rare():
+    meter = Meter()
+    for _ in range(20):
+        meter.step(1.0, beside=False)
+    for n in range(10):
+        meter.step(31.0 if n == 5 else 1.0, beside=True, waited_s=30.0 if n == 5 else 0.0)
+    assert meter.measured(meter.cut()).window_s == pytest.approx(60.0)
 
 
 def test_the_decider_holds_for_a_place_for_the_first_and_for_clean_steps():

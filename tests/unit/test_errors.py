@@ -34,6 +34,7 @@ SAMPLES = {
     "NoValidCheckpointError": (("/run/ck", ["slot 0: torn"]), ["/run/ck", "slot 0: torn", "inspect --verify"]),
     "ReusedError": (("reused",), ["reused"]),
     "CapacityError": (("/run/ck", 5_000_000, 1_000), ["/run/ck", "5,000,000", "1,000", "lower in_flight"]),
+    "PoolMemoryError": ((5_000_000, 1_000), ["memory", "5,000,000", "1,000", "lower buffer_bytes or in_flight"]),
     "DeadlineError": (("checkpoint 3 to be written", 1.25), ["1.2 s", "checkpoint 3 to be written"]),
     "SkippedError": ((12, "both slots are in flight"), ["12", "both slots are in flight"]),
     "RanksError": (("rank 3 was restarted", [3]), ["rank 3 was restarted"]),

@@ -287,6 +287,24 @@ def test_a_cost_counts_as_far_as_it_is_beyond_its_error():
     assert stalls.each_s == pytest.approx(0.2 + (1 - 1 / 9) * 0.5)
 
 
+def test_a_cost_that_may_be_noise_raises_no_interval_to_an_optimum():
+    def after(**facts):
+        law = settled(IntervalLaw(in_flight=1, slowdown=1.05, mtbf_s=300.0, prior_failures=1e9), durable_s=10.0)
+        assert law.interval == 10
+        for _ in range(6):
+            law.observed(window(10, durable_s=10.0, **facts))
+        return law
+
+    unsure = after(over=0.04, error_s=0.38)
+    assert unsure.choice().interval >= 12, "it would be the optimum"
+    assert unsure.interval == 10
+    assert after(stall_s=0.4, over=0.04).interval >= 12, "what is known raises it"
+    stalls = Stalls()
+    for known_s in (2.0, 2.0, 2.0, 0.1):
+        stalls.add(saves=1, known_s=known_s, other_s=0.0, error_s=0.0)
+    assert stalls.surely_s == pytest.approx(0.1), "the last window tells otherwise"
+
+
 def test_the_error_of_the_step_time_does_not_go_away():
     stalls = Stalls()
     for _ in range(30):

@@ -295,8 +295,12 @@ def test_settings_out_of_range_are_refused(field, value):
 
 def test_the_folder_must_be_usable(tmp_path):
     (tmp_path / "work").write_text("a file")
-    with pytest.raises(OSError, match="making a folder for the replay"):
+    with pytest.raises(UsageError, match="is no folder"):
         run(TRACE, ["pccheck"], settings(tmp_path))
+    (tmp_path / "work").unlink()
+    with pytest.raises(UsageError, match="is no folder"):
+        run(TRACE, ["pccheck"], settings(tmp_path))
+    assert not (tmp_path / "work").exists(), "a mistyped name makes no folder"
 
 
 def test_no_descriptor_is_left(tmp_path):

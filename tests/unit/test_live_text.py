@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,17 +37,35 @@ def results() -> Results:
     )  # fmt: skip
 
 
-def printed() -> str:
+def printed(found: Results | None = None, width: int = 100) -> str:
     file = io.StringIO()
-    live_text.show(results(), Console(file=file, width=100, color_system=None))
+    live_text.show(found or results(), Console(file=file, width=width, color_system=None))
     return file.getvalue()
+
+
+def test_nothing_is_cut_at_80_columns_or_fewer():
+    """A long name folds; numbers stay whole, however large."""
+    found = results()
+    name = "contenders/of_mine/that_are_far_away.py:TheContender"
+    large = replace(found.outcomes[1], contender=name, every=1234, steps=1_234_567)
+    found = replace(found, outcomes=(found.outcomes[0], large))
+    for width in (80, 40):
+        text = printed(found, width)
+        table = text[text.index("every") : text.index("steps: that count")].splitlines()
+        assert "…" not in text
+        assert "".join(line[:17].strip() for line in table[2:]).startswith(name)
+        assert " ".join(table[0].split()) == "every goodput steps lost/kill ms/save slowdown load ms bad"
+        numbers = next(line.split()[-8:] for line in table if "1,234,567" in line)
+        assert numbers == ["1234", "0.450", "1,234,567", "0.0", "20.0", "1.056", "50", "0"]
+    ordinary = printed(width=80)
+    assert all(len(line.rstrip()) <= 80 for line in ordinary.splitlines()[2:6])
 
 
 def test_the_best_comes_first_and_bad_restores_are_told():
     lines = printed().splitlines()
     good, bad = (next(i for i, line in enumerate(lines) if line.startswith(name)) for name in ("good", "bad"))
     assert good < bad
-    assert lines[good].split() == ["good", "2", "0.450", "4", "0.0", "steps", "20.0", "ms", "1.056", "50", "ms", "0"]
+    assert lines[good].split() == ["good", "2", "0.450", "4", "0.0", "20.0", "1.056", "50", "0"]
     assert lines[bad].split()[-1] == "1"
     assert any("began anew: ballast is not that of step 2" in line for line in lines)
     assert "mine.csv in 8 s: 2 kills (SIGKILL)" in lines[0]

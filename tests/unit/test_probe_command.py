@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,9 @@ from typer.testing import CliRunner
 
 from pccheck import cli
 from pccheck.commands.probe import meaning, show
+from pccheck.errors import CapacityError
+from pccheck.probing import trials
+from pccheck.probing.timing import Stopwatch
 from pccheck.tuning.machine import Machine, Sample
 
 MIB = 1 << 20
@@ -144,6 +148,51 @@ def test_storage_that_takes_several_streams():
     first, second = meaning(machine(0.5 * GB, 1.0 * GB))
     assert "in_flight=2, writers=2, writers_per_checkpoint=1 reaches 1 GB/s" in first
     assert "durable 20 s after save(); this storage keeps up with one every 10 s" in second
+
+
+def test_one_writer_that_reaches_as_much_is_advised_rather_than_more_in_flight():
+    """One checkpoint with one writer is nearly as fast as the best, and the two writers of the default are not."""
+    rates = {(1, False): 5.0, (2, False): 5.75, (3, False): 5.8, (1, True): 6.36, (2, True): 6.88, (4, True): 7.22}
+    samples = tuple(sample(n, n / rate, each) for (n, each), rate in rates.items())
+    found = msgspec.structs.replace(machine(GB, GB), samples=samples)
+    assert meaning(found)[0].startswith("One checkpoint at a time fills this storage (6.36 GB/s with writers=1)")
+
+
+def test_a_rate_that_lasts_only_after_a_rest_is_not_told_as_that_of_storage():
+    found = machine(0.5 * GB, 0.5 * GB)
+    rested = msgspec.structs.replace(found.samples[0], pause_s=1.0, durable_s=1.0, period_s=1.0)
+    found = msgspec.structs.replace(found, samples=(*found.samples, rested))
+    assert meaning(found)[0].startswith("One checkpoint at a time fills this storage (500 MB/s)")
+
+
+@pytest.mark.parametrize("rates", [(0.5, 0.5), (0.5, 1.0), (0.3, 2.0), (1.0, 1.2)])
+def test_the_rates_of_the_summary_are_those_of_rows_of_the_table(rates):
+    found, text = machine(*(rate * GB for rate in rates)), io.StringIO()
+    show(found, Console(file=text, width=200))
+    table = text.getvalue()[: text.getvalue().index("copying to the pool")]
+    named = re.findall(r"[0-9.]+ [MG]B/s", meaning(found)[0])
+    assert named
+    assert all(rate in table for rate in named)
+
+
+def test_too_little_room_is_told_with_the_options_of_a_probe(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise CapacityError(str(tmp_path), 5 * GB, GB)
+
+    monkeypatch.setattr("pccheck.commands.probe.measure", full)
+    done = run(tmp_path)
+    assert done.exit_code == 2
+    assert "--size" in done.stderr
+    assert "keep" not in done.stderr
+
+
+def test_a_probe_keeps_no_history(tmp_path):
+    """It would be of no use, and on a disk that fills up there would be a warning about it."""
+    watch = Stopwatch(str(tmp_path / "s"), time.monotonic() + 30, 30.0)
+    assert watch.time(trials.scout(MIB), time.monotonic() + 1) is not None
+    files = os.listdir(tmp_path / "s")
+    assert "CHECK" in files
+    assert "runs.json" not in files
 
 
 def test_notes_are_shown_and_text_is_no_markup():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from pccheck.cli import build
+from pccheck.tuning.wanted import failures_of
 
 TRACE = "seconds,event\n0,start\n400,loss\n460,loss\n1300,gain\n2000,loss\n2600,loss\n3600,end\n"
 JOB = ("--state", "20GB", "--step", "1s", "--disk", "2GB/s", "--stream", "1GB/s")
@@ -107,6 +109,58 @@ def test_what_cannot_be_done_is_told(trace, arguments, said):
     assert said in done.output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*JOB, "--scale", "nan"), (*JOB, "--scale", "1e308"), (*JOB, "--scale", "1e-330"), (*JOB, "--jitter", "-1"),
+        (*JOB, "--disk-change", "1:2", "--disk-change", "1:3"), (*JOB, "--disk-change", "1:inf"),
+        (*JOB, "--stall", "1"), (*JOB, "--slowdown", "0"), (*JOB, "--disk", "2"), (*JOB, "--copy", "2"),
+        (*JOB, "--mtbf", "0"), (*JOB, "--restart", "x"), ("--state", "1GB", "--step", "0"),
+        ("--live", "--duration", "0"), ("--live", "--step", "2h"), ("--live", "--state", "99TB"),
+        ("--live", "--restart", "x"),
+    ],
+)  # fmt: skip
+def test_errors_name_options_that_there_are(trace, arguments):
+    done = call(trace, *arguments)
+    assert done.exit_code == 2, done.output
+    named = re.findall(r"--[a-z][a-z-]*", done.stderr)
+    known = set(re.findall(r"--[a-z][a-z-]*", call("--help").output))
+    assert named
+    assert set(named) <= known, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["spot", "shared", "dedicated"])
+def test_the_mean_time_between_failures_may_be_a_kind_of_machine_as_in_advise(trace, kind):
+    done = call(trace, *JOB, "--mtbf", kind, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["mtbf_s"] == failures_of(kind)[0]
+
+
+def test_a_trace_without_losses_reads_well(tmp_path):
+    calm = tmp_path / "calm.csv"
+    calm.write_text("seconds,event\n0,start\n100,end\n")
+    done = call(str(calm), *JOB)
+    assert done.exit_code == 0, done.output
+    assert "policies that ask are told that nothing fails" in " ".join(done.output.split())
+    assert "or not ended when the trace was" in " ".join(done.output.split())
+
+
+def test_live_makes_no_folder_of_a_mistyped_name(trace, tmp_path):
+    done = call(trace, "--live", "--contender", "pccheck", "--directory", str(tmp_path / "nope"))
+    assert done.exit_code == 2
+    assert "nope is no folder" in done.stderr
+    assert not (tmp_path / "nope").exists()
+
+
+def test_no_column_is_cut_however_narrow(trace):
+    wide = CliRunner().invoke(build(), ["replay", trace, *JOB], env={"COLUMNS": "200"}).output
+    narrow = CliRunner().invoke(build(), ["replay", trace, *JOB], env={"COLUMNS": "40"}).output
+    assert "…" not in narrow
+    for line in wide.splitlines():
+        if line.startswith(("controller ", "Daly, first order ", "ideal ")):
+            assert line in narrow
+
+
 def test_a_file_that_is_no_trace_is_told_by_its_line(tmp_path):
     file = tmp_path / "odd\x1b.csv"
     file.write_text("Time,GPUs\n0,4\n9,many\n")
@@ -120,9 +174,11 @@ def test_a_file_that_is_no_trace_is_told_by_its_line(tmp_path):
 def test_live(trace, tmp_path):
     pytest.importorskip("matplotlib")
     options = ("--contender", "pccheck", "--duration", "8", "--state", "1MB", "--step", "10ms", "--every", "5")
+    (tmp_path / "ckpt").mkdir()
     places = ("--directory", str(tmp_path / "ckpt"), "--plot", str(tmp_path / "pictures"))
     done = call(trace, "--live", *options, *places, "--restart", "0.2", "--json")
     assert done.exit_code == 0, done.output
+    assert "1 contender, 8 s each; with the start of processes about" in done.stderr
     outcome = json.loads(done.stdout)["outcomes"][0]
     assert outcome["kills"] == 4
     assert outcome["steps"] > 0

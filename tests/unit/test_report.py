@@ -253,7 +253,9 @@ def test_text(history_of_three):
     done = run(history_of_three)
     assert done.exit_code == 0, done.output
     text = done.stdout
-    assert "3 runs, 30 h in all; 2 failed, one in 15 h, 30 steps lost, 16.9 min until a restart had restored" in text
+    assert (
+        "3 runs, 30 h in all; 2 failed, one in 15 h, about 30 steps lost, 16.9 min until a restart had restored" in text
+    )
     assert "cost        23.3 ms per step, 0.19 % of the time; 70 s in all" in text
     assert "waited for: copies 50 s, places in flight 500 ms, gates and fences 9.8 s, other 9.7 s" in text
     assert "running, began" in text
@@ -419,7 +421,16 @@ def test_metrics_in_a_file(history_of_three, tmp_path):
     assert [p.name for p in tmp_path.glob("out.prom*")] == ["out.prom"]
     done = run(history_of_three, "--prometheus", tmp_path / "gone/out.prom")
     assert done.exit_code == 2
-    assert "gone/out.prom" in done.stderr
+    assert "gone/out.prom cannot be written: there is no folder" in done.stderr
+    for name in ("out.txt", "out.prom.txt", "out"):
+        done = run(history_of_three, "--prometheus", tmp_path / name)
+        assert done.exit_code == 2
+        assert "names end in .prom" in done.stderr
+        assert not (tmp_path / name).exists()
+    (tmp_path / "folder.prom").mkdir()
+    done = run(history_of_three, "--prometheus", tmp_path / "folder.prom")
+    assert done.exit_code == 2
+    assert "Errno" not in done.stderr
 
 
 @needs_client
