@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 from pccheck.errors import UsageError
+from pccheck.events import Event
 from pccheck.options import Options, WhenFull
 from pccheck.reading.linkplaces import HIDDEN, holds_stores
 from pccheck.saving.save import Link
@@ -83,3 +86,33 @@ def check_callable(**given: tuple[object, str]) -> None:
     for name, (value, method) in given.items():
         if value is not None and not hasattr(value, method):
             raise UsageError(f"{name}={value!r} is not allowed: it has no {method}")
+
+
+def observer(given: object) -> Callable[[Event], object]:
+    """Give an observer itself; raises UsageError for what cannot be called."""
+    if not callable(given):
+        raise UsageError(f"observer={given!r} is not allowed: it has no __call__")
+    return given
+
+
+def event(given: object) -> Event:
+    """Give an event itself; raises UsageError for anything else, which observers could make nothing of."""
+    if not isinstance(given, Event):
+        raise UsageError(f"event={given!r} is not allowed: it must be a pccheck.events.Event")
+    return given
+
+
+def assert_outermost(*turns: threading.Condition) -> None:
+    """Raise UsageError if this thread is in a call already that has one of these turns: it would wait for itself.
+
+    That is a signal handler's call: a handler runs on the main thread, in the midst of whatever that does.
+    """
+    for turn in turns:
+        try:
+            turn.notify(0)  # wakes nobody; documented to raise where this thread has not the lock
+        except RuntimeError:
+            continue
+        raise UsageError(
+            "this call comes from within another one of the same thread, from a signal handler for one, and would wait "
+            "for what it interrupted; nothing was changed. Set a flag in the handler, and save in the loop"
+        )

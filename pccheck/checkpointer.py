@@ -25,7 +25,7 @@ from pccheck.saving.notifier import Notifier
 from pccheck.saving.save import Link, Save
 from pccheck.saving.stats import Stats
 from pccheck.state.kinds import kind_of
-from pccheck.state.planner import Planner
+from pccheck.state.planner import Planner, Prepared
 from pccheck.storage.volume import Volume
 
 
@@ -99,8 +99,8 @@ class Checkpointer:
             kind_of, chunk_bytes, rank=self.rank, world=self.world, replicated=self.options.replicated,
         )  # fmt: skip
         self._saving = threading.RLock()  # one save() or restore() at a time
-        tell = self._flight.unreported.tell
-        self._life = Lifetime(self._store.path, self._drain, self._end, tell, self.options.exit_timeout_s)
+        self._turns = (threading.Condition(self._saving), *self._store.books.turns)
+        self._life = Lifetime(self._store.path, self._drain, self._end, self._flight.unreported.tell, exit_timeout_s)
 
     @property
     def path(self) -> str:
@@ -112,16 +112,15 @@ class Checkpointer:
         """With the other ranks: for what is built on a Checkpointer, and decides for all of them."""
         return self._agreement
 
+    @property
+    def counter(self) -> int:
+        """The number of the newest save that was asked for, in this run or before; they only grow."""
+        return self._store.books.next_counter - 1
+
     def save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        when_full: WhenFull | None = None,
-        link: Link | None = None,
-        report: bool = True,
-    ) -> Save:
+        self, step: int, state: Any, *, metadata: Mapping[str, Any] | None = None, when_full: WhenFull | None = None,
+        link: Link | None = None, report: bool = True,
+    ) -> Save:  # fmt: skip
         """Start saving a state and return: at once ("lazy"), or when it was copied ("copy", "device").
 
         Args:
@@ -136,7 +135,7 @@ class Checkpointer:
 
         Raises:
             UnsupportedLeafError: a leaf cannot be stored exactly; nothing was changed.
-            UsageError: another argument cannot be used; nothing was changed.
+            UsageError: another argument cannot be used, or a signal handler calls amid another call; nothing changed.
             CapacityError, MediumError: the store cannot take this state; older checkpoints are untouched.
             StoreTaken: another process took over the store.
             (any): the first unreported error of an earlier save, after this save was started (on_error="raise").
@@ -145,24 +144,25 @@ class Checkpointer:
         step, when_full = arguments.step(step), arguments.when_full(self.options, when_full)
         link = arguments.link(self.options, link)
         with self._saving:
-            self._assert_usable()  # it may have been closed while this waited for another save
+            self._life.assert_usable()  # it may have been closed while this waited for another save
             save = Save(step, self._store.next_counter(), report=report)
-            guard = self._flight.snapshots.guard
-            try:
-                tree = arguments.tree_of(state)  # first: what differs between ranks is known of the tree just made
-                # Only what ranks divide has exceptions to it: to name 600 buffers took 0.15 ms (measured).
-                own = arguments.own_paths(state) if self.world > 1 and self.options.replicated else ()
-                prepared = self._planner.prepare(tree, step=step, metadata=metadata, guard=guard, own=own)
-            except BaseException as error:
-                self._flight.refuse(save, error)
-                raise
-            launched = self._flight.launch(save, prepared, when_full, link)
+            launched = self._flight.launch(save, self._prepare(save, state, metadata), when_full, link)
         if launched is not None:
             self._flight.await_snapshot(save, launched)
         self._notifier(self._flight.tally.returned(save))
-        if report and launched is not None:
+        if report:
             self._flight.unreported.tell(before=save.counter)  # how this one ends, what is returned tells its caller
         return save
+
+    def _prepare(self, save: Save, state: Any, metadata: Mapping[str, Any] | None) -> Prepared:
+        guard = self._flight.snapshots.guard
+        try:
+            tree = arguments.tree_of(state)  # first: what differs between ranks is known of the tree just made
+            own = arguments.own_paths(state) if self.world > 1 and self.options.replicated else ()  # 0.15 ms for 600
+            return self._planner.prepare(tree, step=save.step, metadata=metadata, guard=guard, own=own)
+        except BaseException as error:
+            self._flight.refuse(save, error)
+            raise
 
     def fence(self, timeout: float | None = None, *, owner: int | None = None) -> float:
         """Wait until no running capture reads the caller's memory, and give the seconds that took.
@@ -172,7 +172,7 @@ class Checkpointer:
         given, as the guard numbers them. Raises DeadlineError, and with `debug_captures` ChangedError for what was
         changed before this was called (on_error="raise").
         """
-        self._assert_usable()
+        self._life.assert_usable()
         return self._flight.fence(self.options.write_timeout_s if timeout is None else timeout, owner)
 
     def guarded_by(self, guard: Guard | None, *, debug: bool = False) -> None:
@@ -198,7 +198,7 @@ class Checkpointer:
 
     def raise_errors(self) -> None:
         """Raise the first error of a save that was not reported yet, without waiting; each is raised once."""
-        self._assert_usable()
+        self._life.assert_usable()
         self._flight.unreported.tell()
 
     def stats(self) -> Stats:
@@ -207,7 +207,7 @@ class Checkpointer:
 
     def subscribe(self, observer: Callable[[Event], object]) -> None:
         """Call one more observer with each event from now on."""
-        self._notifier.add(observer)
+        self._notifier.add(arguments.observer(observer))
 
     def unsubscribe(self, observer: Callable[[Event], object]) -> None:
         """Undo `subscribe`; an event that was on its way may still come."""
@@ -215,7 +215,7 @@ class Checkpointer:
 
     def tell(self, event: Event) -> None:
         """Tell the observers of an event of your own, after all that came before it."""
-        self._notifier(event)
+        self._notifier(arguments.event(event))
 
     def restore(
         self, step: int | None = None, *, like: Any = None, fallback: bool = True, partial: bool = False,
@@ -239,23 +239,22 @@ class Checkpointer:
         self._assert_usable(waits=True)
         step = None if step is None else arguments.step(step)
         with self._saving:
-            self._assert_usable()
+            self._life.assert_usable()
             self._flight.drain(None)
-            return self._recovery.restore(
-                Wanted(step=step, like=like, fallback=fallback, partial=partial, branch=branch)
-            )
+            wanted = Wanted(step=step, like=like, fallback=fallback, partial=partial, branch=branch)
+            return self._recovery.restore(wanted)
 
     def steps(self) -> list[int]:
         """Give the steps of the checkpoints that are held, kept and pinned, sorted; not those on abandoned branches.
 
         `restore` may find more: what was let go is still whole until its slot is used again.
         """
-        self._assert_usable()
+        self._life.assert_usable()
         return sorted(set(self._store.steps()))
 
     def latest(self) -> int | None:
         """Give the step of the newest durable checkpoint, None if there is none."""
-        self._assert_usable()
+        self._life.assert_usable()
         return next(iter(self._store.steps()), None)
 
     def pin(self, step: int) -> None:
@@ -276,6 +275,7 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for what is under way, close the store, and raise the first unreported error. Idempotent."""
         self._life.assert_own()
+        arguments.assert_outermost(*self._turns)
         self._flight.assert_no_callback()
         self._life.close(None)
         self._flight.unreported.tell_last()
@@ -286,17 +286,19 @@ class Checkpointer:
             raise DeadlineError(f"a call under way in another thread; {self!r}", self.options.exit_timeout_s)
         try:
             self._agreement.close(self.options.exit_timeout_s)
+            self._recorder.end()  # here, not in _end: what interrupts it is called again, else the run counts as failed
         except BaseException:  # Ctrl-C
             self._saving.release()
             raise
 
     def _end(self) -> None:
-        with ExitStack() as each:  # in this order, whatever one of them raises; the first needs the store's lock
-            for end in (self._notifier.close, self._saving.release, self._store.close, self._recorder.end):
+        with ExitStack() as each:  # the last one first, whatever one of them raises
+            for end in (self._notifier.close, self._saving.release, self._store.close):
                 each.callback(end)
 
     def _assert_usable(self, *, waits: bool = False) -> None:
         self._life.assert_usable()
+        arguments.assert_outermost(*self._turns)
         if waits:
             self._flight.assert_no_callback()
 

@@ -130,7 +130,7 @@ class MediumError(PccheckError, OSError):
 
 
 class StoreGoneError(MediumError):
-    """The files of the store were removed while it was open: nothing written since can be found again."""
+    """The store or files of it were removed, renamed or moved away while it was open: a restart would not find them."""
 
 
 # -- the content's fault --------------------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ class Returned(Event):
     """`save()` returned to its caller, who had waited `seconds`.
 
     Of these `slot_wait_s` for a place among the checkpoints in flight, and `copy_wait_s` for copies of the state.
+    Exactly one of `Published`, `Superseded`, `Skipped` and `Failed` tells how each such save ended, perhaps before it
+    returned. A save that raised instead has a `Failed` only if it had got its place; one that was refused has no event.
     """
 
     seconds: float

@@ -13,7 +13,7 @@ from pccheck.errors import ContentError, MediumError, ReusedError, UsageError
 from pccheck.format import Record
 from pccheck.judging import Progress
 from pccheck.reading.linked import LIST_NAME, read_list
-from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, names_in, step_of
+from pccheck.reading.linkplaces import LinkPlaces, is_any_linked, is_temporary, names_in, step_of
 from pccheck.reading.listing import SlotFile, list_file
 from pccheck.reports import Damage, SlotReport, State, StoreReport
 from pccheck.storage.directory import Directory
@@ -51,7 +51,7 @@ def _audit_folder(where: str, folder: str, deep: bool, progress: Progress | None
 
 def _judged(where: str, folder: str, deep: bool, progress: Progress | None) -> list[SlotReport]:
     names = names_in(where)
-    listed = read_list(where) if LIST_NAME in names else None
+    listed = read_list(where) if LIST_NAME in names and not is_temporary(where) else None
     with closing(Directory(where, create=False, write=False)) as volume:
         if listed is None:
             return [_judge(volume, folder, name, None, deep, progress) for name in names if name.endswith(".pcc")]

@@ -82,8 +82,8 @@ def drop_stale(folder: str | os.PathLike[str], store_dir: str | os.PathLike[str]
     """Remove a process's files of a store of links from a folder that will never be finished, and give how many.
 
     In the folder and below it every file `rank_name(rank)` goes that was made in that store, so that nothing holds its
-    space. No symbolic link is followed. Nobody may be saving into that folder. Where the folder is missing, or the
-    store's own CHECK, nothing is removed.
+    space; and before each file the list beside it, which cannot be true any more. No symbolic link is followed. Nobody
+    may be saving into that folder. Where the folder is missing, or the store's own CHECK, nothing is removed.
 
     Args:
         folder: what a crash left: a temporary folder that was not committed.
@@ -101,7 +101,9 @@ def drop_stale(folder: str | os.PathLike[str], store_dir: str | os.PathLike[str]
             return False
         return record is not None and record.store_id == store_id and record.is_linked
 
-    return 0 if store_id is None else outside.remove_below(os.fspath(folder), [rank_name(rank)], made_there)
+    if store_id is None:
+        return 0
+    return outside.remove_below(os.fspath(folder), [rank_name(rank)], made_there, lister=LIST_NAME)
 
 
 def _store_id(path: str) -> bytes | None:

@@ -32,6 +32,7 @@ class Account:
         self.paces: Counter[int] = Counter()  # seconds of a step from save to save, without what `save()` took
         self.durable_worst_s = 0.0
         self.durable_step: int | None = None
+        self._durable_counter = -1  # of that step: committers tell of what they published in any order
         self.saved_at_s = 0.0  # of the newest durable checkpoint; before the first, all of the run would be lost
         self.stride = 1
         self.returned_at_s = self._aged_to_s = self._age_s2 = self._age_worst_s = 0.0
@@ -89,8 +90,11 @@ class Account:
         worst_s = max(0.0, at_s - self.saved_at_s)
         self._age_worst_s = max(self._age_worst_s, worst_s)
         self._aged_to_s = max(self._aged_to_s, at_s)
-        self.durable_step, self.saved_at_s = event.step, max(self.saved_at_s, at_s - event.seconds)
-        point = Point(round(at_s, 3), event.step, round(worst_s, 3), round(max(0.0, at_s - self.saved_at_s), 3))
+        if event.counter > self._durable_counter:
+            self._durable_counter, self.durable_step = event.counter, event.step
+        self.saved_at_s = max(self.saved_at_s, at_s - event.seconds)
+        step = event.step if self.durable_step is None else self.durable_step
+        point = Point(round(at_s, 3), step, round(worst_s, 3), round(max(0.0, at_s - self.saved_at_s), 3))
         self._open = point if self._open is None else joined(self._open, point)
         self._in_open += 1
         if self._in_open < self.stride:

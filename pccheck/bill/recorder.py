@@ -76,13 +76,16 @@ class Recorder:
                 self._write(ended=False)
 
     def end(self) -> None:
-        """Write the mark of the run's end, while the store is still this process's; nothing is written after it."""
+        """Write the mark of the run's end, while the store is still this process's; nothing is written after it.
+
+        What interrupts it, a Ctrl-C, has ended nothing: it may be called again.
+        """
         if self._sides is None or not self._writing.acquire(timeout=END_S):
             return
         try:
             self._write(ended=True)
-        finally:
             self._sides = None
+        finally:
             self._writing.release()
 
     def _write(self, *, ended: bool) -> None:
@@ -146,6 +149,6 @@ class Recorder:
             gate_wait_s=max(0.0, stats.fence_wait_s - stats.copy_wait_s), pool_wait_s=stats.pool_wait_s,
             first_save_s=known.first_save_s, written_bytes=known.written_bytes, state_bytes=known.state_bytes,
             durable=dict(known.durable), durable_worst_s=known.durable_worst_s, durable_step=known.durable_step,
-            saved_at_s=round(known.saved_at_s, 3), age_s2=round(age_s2, 6), age_worst_s=round(age_worst_s, 3),
+            saved_at_s=round(known.saved_at_s, 3), age_s2=age_s2, age_worst_s=round(age_worst_s, 3),
             stride=known.stride, points=known.points(),
         )  # fmt: skip

@@ -166,7 +166,8 @@ class Found:
     Args:
         runs: oldest first.
         problem: why it cannot be read.
-        ours: a writer may replace it: it is not there, or whole, or what a crash left of one; never somebody else's.
+        ours: a writer may replace it: it is not there, or whole, or the beginning of one that a crash left, be it of no
+            byte, with zeros after it; never somebody else's, nor what is larger than any of ours.
     """
 
     runs: tuple[Run, ...] = ()
@@ -178,9 +179,9 @@ def read(data: bytes | None) -> Found:
     """Make out what a file holds, of which at most LIMIT_BYTES + 1 bytes were read; None = there is none."""
     if data is None:
         return Found()
-    ours = _MARK.startswith(data[: len(_MARK)].rstrip(b"\0"))  # or a crash left its length, and zeros
     if len(data) > LIMIT_BYTES:
-        return Found(problem=f"it is larger than {LIMIT_BYTES:,} bytes", ours=ours)
+        return Found(problem=f"it is larger than {LIMIT_BYTES:,} bytes", ours=False)
+    ours = data.startswith(_MARK) or _MARK.startswith(data.rstrip(b"\0"))  # or a crash left its length, and zeros
     try:
         version = msgspec.json.decode(data, type=_Head).version
         if version == VERSION:

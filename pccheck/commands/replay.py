@@ -40,8 +40,12 @@ def replay(
     mtbf: Annotated[
         str | None, typer.Option(help="That policies are told: 45m, spot, ...; default: of the trace.")
     ] = None,
-    in_flight: Annotated[int | None, typer.Option(help="Checkpoints at once; default: as advised.", min=1)] = None,
-    every: Annotated[list[int] | None, typer.Option(help="List this interval, too; may be repeated.", min=1)] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(help="Checkpoints at once; default: as advised.", min=1, max=64)
+    ] = None,
+    every: Annotated[
+        list[int] | None, typer.Option(help="List this interval, too; may be repeated.", min=1, max=10**9)
+    ] = None,
     slowdown: Annotated[float | None, typer.Option(help="That is allowed, PCcheck's q: 1.05.")] = None,
     stall: Annotated[float, typer.Option(help="The overhead that CheckFreq allows.")] = 0.05,
     scale: Annotated[float, typer.Option(help="Multiply the trace's times by this.")] = 1.0,
@@ -50,7 +54,7 @@ def replay(
         list[str] | None, typer.Option(help="TIME:FACTOR: from then on storage is so fast; may be repeated.")
     ] = None,
     jitter: Annotated[float, typer.Option(help="Spread of step times and writes: 0.05.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the jitter, and of what is trained.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the jitter, and of what is trained.", min=0)] = 0,
     live: Annotated[bool, typer.Option("--live", help="Real processes, killed by SIGKILL.")] = False,
     contender: Annotated[list[str] | None, typer.Option(help="Live: who, or FILE.py:CLASS; may be repeated.")] = None,
     directory: Annotated[Path | None, typer.Option(help="Live: where checkpoints go; default: here.")] = None,

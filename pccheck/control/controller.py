@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 import warnings
 from collections import deque
@@ -11,13 +10,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
 
+from pccheck import arguments
 from pccheck.bill.history import past_failures
 from pccheck.checkpointer import Checkpointer
+from pccheck.control import asked
 from pccheck.control.council import Council
 from pccheck.control.deciding import Decider, Plan
 from pccheck.control.lastsave import Answer, LastSave
 from pccheck.control.sensors import Sensors
-from pccheck.errors import OptionError, PccheckError, RanksError, UsageError
+from pccheck.errors import PccheckError, RanksError, UsageError
 from pccheck.events import IntervalChosen
 from pccheck.saving.save import Save
 from pccheck.tuning.law import MOST_STEPS, PROFILE_STEPS, IntervalLaw
@@ -27,7 +28,6 @@ _LEAST_STEPS = 8  # between decisions: of fewer steps too little can be told
 _LOOK = 3  # steps after which it is looked at how long one takes: the profile is bounded in seconds, too
 _SETTLE_S = 0.05  # that the words of other ranks get to arrive before anybody needs them
 _NEVER = 1 << 64
-_ENDLESS_S = 1e8  # more than any wait can take
 _SHARE = 100  # of all steps: the profile takes one in so many, as CheckFreq's does
 
 
@@ -41,9 +41,10 @@ class Controller:
             controller.save_if_due(step, make_state)
 
     It times the steps between two calls of `due`, hears of the saves from the Checkpointer's events, and has an
-    `IntervalLaw` choose the interval: after a short profile, and again at each save. With several ranks every one of
-    them has a Controller with the same arguments and asks it at the same steps; all give the same answer, since one
-    rank decides from what all measured. If ranks are lost, the others keep the interval.
+    `IntervalLaw` choose the interval: after a short profile, and again at each save. A signal handler must not call it,
+    but note that a signal came (see `Notice`), for the loop to look. With several ranks every one of them has a
+    Controller with the same arguments and asks it at the same steps; all give the same answer, since one rank decides
+    from what all measured. If ranks are lost, the others keep the interval.
 
     Args:
         ck: saves; the Controller subscribes to its events.
@@ -60,7 +61,8 @@ class Controller:
         max_interval: steps.
         clock: gives seconds; for tests.
 
-    Raises OptionError for a value out of its range.
+    Raises OptionError for a value out of its range; its calls UsageError for a step that is no whole number of 64 bits,
+    and while another of them is at work (in another thread, or interrupted by a signal handler).
 
     Attributes:
         interval: steps from save to save, now.
@@ -86,13 +88,15 @@ class Controller:
             raise UsageError(
                 f"a Controller needs the Checkpointer whose saves it times; it was given {type(ck).__name__}"
             )
+        clock = asked.clock_of(clock)
+        profile_steps = asked.whole("profile_steps", profile_steps, 2, MOST_STEPS)
         if total_steps is not None:
-            profile_steps = max(2, min(profile_steps, _whole("total_steps", total_steps, 1) // _SHARE))
+            profile_steps = max(2, min(profile_steps, asked.whole("total_steps", total_steps, 1) // _SHARE))
         uptime_s, failures = _past(ck)
         law = IntervalLaw(
             in_flight=ck.options.in_flight, slowdown=slowdown, stall_fraction=stall_fraction, mtbf_s=mtbf_s,
-            prior_failures=prior_failures, restart_s=restart_s or 0.0, rpo_s=rpo_s,
-            profile_steps=_whole("profile_steps", profile_steps, 2), max_interval=max_interval, failures=failures,
+            prior_failures=prior_failures, restart_s=0.0 if restart_s is None else restart_s, rpo_s=rpo_s,
+            profile_steps=profile_steps, max_interval=asked.whole("max_interval", max_interval, 1), failures=failures,
             uptime_s=uptime_s,
         )  # fmt: skip
         self._ck, self._clock = ck, clock
@@ -105,6 +109,8 @@ class Controller:
         self._known_s = 0.0  # a step, as all ranks know it; 0 = not yet
         self._step: int | None = None  # of the last call, and when that was, and what it gave
         self._at_s, self._answer = 0.0, False
+        self._reached: int | None = None  # the last step that was heard of, in any call
+        self._inside = False  # a call is at work
         self._relayed = self._apart = False
         self._save_at = self._decide_at = self._relay_at = self._offer_at = _NEVER
 
@@ -116,14 +122,23 @@ class Controller:
         It takes some microseconds; where ranks decide, once in an interval at most, some more. Asked again about the
         same step it gives the same answer. A step before the last one, as after a roll-back, begins a new interval.
         """
-        now_s = self._clock()
-        if self._step is None or step < self._step:
-            self._begin(operator.index(step), now_s)
-        elif step > self._step:
-            self._sensors.count(step - self._step, now_s - self._at_s, saved=self._answer)
-            self._step, self._at_s = step, now_s
-            self._answer = self._decided(step)
-        return self._answer
+        if type(step) is not int or not asked.LEAST_STEP <= step <= asked.MOST_STEP:
+            step = arguments.step(step)
+        if self._inside:
+            raise asked.entered("due")
+        try:
+            self._inside = True
+            now_s = self._clock()
+            self._reach(step)
+            if self._step is None or step < self._step:
+                self._begin(step, now_s)
+            elif step > self._step:
+                self._sensors.count(step - self._step, now_s - self._at_s, saved=self._answer)
+                self._step, self._at_s = step, now_s
+                self._answer = self._decided(step)
+            return self._answer
+        finally:
+            self._inside = False
 
     def save_if_due(
         self, step: int, make_state: Callable[[], Any], *, metadata: Mapping[str, Any] | None = None
@@ -138,7 +153,11 @@ class Controller:
         if not self.due(step):
             return None
         state = make_state() if callable(make_state) else make_state
-        return self._ck.save(step, state, metadata=metadata)
+        try:
+            self._inside = True
+            return self._ck.save(step, state, metadata=metadata)
+        finally:
+            self._inside = False
 
     def save_by(self, step: int, state: Any, seconds: float, *, fresh_steps: int = 0) -> Answer:
         """Make the state durable within some seconds, if that can be; after a notice of preemption, say.
@@ -151,15 +170,21 @@ class Controller:
             step: the step of the state.
             state: as for `save`, or a function that gives it, called only if it is saved.
             seconds: until the process ends; less than 0 counts as 0.
-            fresh_steps: how many steps older a checkpoint in flight may be and still do: 0 = none.
+            fresh_steps: how many steps older a checkpoint in flight may be and still do: 0 = none. Where steps went
+                back, which a lower one than before tells (here or in `due`), nothing counts that was saved before.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or math.isnan(seconds):
-            raise OptionError("seconds", seconds, "a number of seconds")
-        fresh_steps = _whole("fresh_steps", fresh_steps, 0)
+        step = arguments.step(step)
+        seconds = asked.seconds_left(seconds)
+        fresh_steps = asked.whole("fresh_steps", fresh_steps, 0)
         make_state = state if callable(state) else lambda: state
-        return LastSave(
-            self._ck, self._sensors.flights, step, make_state, min(max(0.0, float(seconds)), _ENDLESS_S), fresh_steps
-        ).run()
+        if self._inside:
+            raise asked.entered("save_by")
+        try:
+            self._inside = True
+            self._reach(step)
+            return LastSave(self._ck, self._sensors.flights, step, make_state, seconds, fresh_steps).run()
+        finally:
+            self._inside = False
 
     def paused(self) -> AbstractContextManager[None]:
         """Tell that what a `with` block does is no part of a step: an evaluation, a break; it counts for no cost.
@@ -176,6 +201,12 @@ class Controller:
         return f"<Controller: a save every {self.interval} steps ({self._reason})>"
 
     # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def _reach(self, step: int) -> None:
+        """Note how far steps are; where they went back, no save made so far is of what is trained now."""
+        if self._reached is not None and step < self._reached:
+            self._sensors.flights.leave(self._ck.counter)
+        self._reached = step
 
     def _begin(self, step: int, now_s: float) -> None:
         """Begin an interval, at the start or after a jump back; what ranks had begun to exchange is void."""
@@ -225,6 +256,7 @@ class Controller:
 
     def _again(self, step: int) -> bool:
         self._save_at = step + self.interval
+        self._sensors.begun()
         return True
 
     def _followed(self, step: int) -> bool:
@@ -285,9 +317,3 @@ def _past(ck: Checkpointer) -> tuple[float, int]:
         return past_failures(ck.path)
     except PccheckError:  # a store without a history is fine
         return 0.0, 0
-
-
-def _whole(field: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(field, value, f"a whole number, at least {least}")
-    return value

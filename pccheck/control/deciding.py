@@ -27,6 +27,7 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
         left_s: until the first of them ends, if it takes no longer than any of late; None = it does already.
         steps, clean: since the last decision, and those of them that tell how long a step takes alone.
         fastest_s: seconds of the fastest step so far, since the first ones may compile; 0 = not known.
+        passed: saves that have ended since the last one that was due was made.
     """
 
     running: int
@@ -34,6 +35,7 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     clean: int
     fastest_s: float = 0.0
+    passed: int = 0
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ class Decider:
     A save that would wait for a place in flight is held back, while training goes on; with several ranks, if it would
     wait for longer than the slowdown that is allowed. So are all until the first is durable, since nothing is known of
     storage before; and one, now and then, where saves are always in flight, until some steps showed how long a step
-    takes alone.
+    takes alone. A loop that saves by itself besides takes each place that gets free: for that none is held back.
 
     Args:
         law: gives the interval.
@@ -103,8 +105,9 @@ class Decider:
     def held_for(self, glances: Sequence[Glance]) -> Why:
         """Tell for what a save that is due is to be held back; "" = it is not."""
         law = self.law
+        mine = [one for one in glances if one.passed <= self._in_flight]  # beside others, saves go on that no one holds
         if law.durable_s is None:
-            return "first" if any(one.running for one in glances) else ""
+            return "first" if any(one.running for one in mine) else ""
         if self._stale >= _STALE:
             steps = max(one.steps for one in glances)
             if min(one.clean for one in glances) < _CLEAN_STEPS and steps < self._patience():
@@ -112,7 +115,7 @@ class Decider:
         # What is left is a guess: one that is alone can look again after the next step, and need not believe it.
         alone = len(glances) == 1 or law.trying
         allowed_s = 0.0 if alone else (self._slowdown - 1) * law.interval * law.step_s
-        full = any(one.running >= self._in_flight and _more(one.left_s, allowed_s) for one in glances)
+        full = any(one.running >= self._in_flight and _more(one.left_s, allowed_s) for one in mine)
         return "place" if full else ""
 
     def _patience(self) -> int:

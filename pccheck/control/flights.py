@@ -13,15 +13,20 @@ from pccheck.events import Event, Failed, Published, Restored, Returned, Skipped
 
 _RECENT = 8  # durations that are remembered
 _LOOK_S = 0.002
+_EARLY = 64  # ends that are remembered, of saves of which nothing else was heard
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A save in flight: its step, seconds since it began, and what it would have had of storage alone by now."""
+    """A save in flight: its step, seconds since it began, and what it would have had of storage alone by now.
+
+    `left`: steps went back after it began, so that its state is none of the steps that are done now.
+    """
 
     step: int
     age_s: float
     served_s: float
+    left: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +55,24 @@ class Flights:
         clock: gives seconds.
 
     Attributes:
-        newest: the greatest step that became durable, or was restored; None = none was.
+        newest: the step that became durable, or was restored, of the newest save (not the greatest step: steps may have
+            gone back since); None = none was, or steps went back since (`leave`).
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        # Entered as a lock, which is one step: entering a condition runs Python code, and a Ctrl-C within that has left
+        # it locked for ever (seen).
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._running: dict[int, _Begun] = {}  # by counter
-        self._ended_early: deque[int] = deque(maxlen=64)  # before `save()` returned
+        self._ended_early: deque[int] = deque(maxlen=_EARLY)  # before `save()` returned
         self._served_s, self._since_s = 0.0, clock()
         self._window: list[Took] = []
         self._recent: deque[Took] = deque(maxlen=_RECENT)
         self._ends = 0
+        self._left = -1  # up to this counter, saves are of steps that were gone back from
+        self._newest_counter = -1
         self.newest: int | None = None
 
     def __call__(self, event: Event) -> None:
@@ -74,10 +85,28 @@ class Flights:
             case Failed() | Skipped():
                 self._end(event.counter, event.step, None)
             case Restored():
-                self.newest = event.step  # the greatest from here on; an older branch is left
+                with self._lock:  # what is saved from here on has a greater counter; an older branch is left
+                    self.newest, self._newest_counter = event.step, event.counter
+
+    def leave(self, counter: int) -> None:
+        """Note that steps went back: no save up to this counter, durable or in flight, is of those that are done now.
+
+        By the counter, and not by what was heard: events of those saves may still come.
+        """
+        with self._lock:
+            self._left = max(counter, self._left)
+            self.newest, self._newest_counter = None, -1
+
+    def forget(self) -> None:
+        """Note that nothing is in flight, whatever was heard: some saves have ended without a word."""
+        with self._lock:
+            self._advance()
+            self._ended_early.extend(self._running)  # should one come after all
+            self._running.clear()
+            self._changed.notify_all()
 
     def _begin(self, event: Returned) -> None:
-        with self._changed:
+        with self._lock:
             if event.counter in self._ended_early:
                 self._ended_early.remove(event.counter)
                 return
@@ -88,7 +117,7 @@ class Flights:
             self._changed.notify_all()
 
     def _end(self, counter: int, step: int, seconds: float | None) -> None:
-        with self._changed:
+        with self._lock:
             self._advance()
             begun = self._running.pop(counter, None)
             if begun is None:
@@ -98,7 +127,8 @@ class Flights:
                 took = Took(durable_s=seconds, service_s=served_s)
                 self._window.append(took)
                 self._recent.append(took)
-                self.newest = step if self.newest is None else max(step, self.newest)
+                if counter > max(self._left, self._newest_counter):
+                    self.newest, self._newest_counter = step, counter
             self._ends += 1
             self._changed.notify_all()
 
@@ -116,27 +146,30 @@ class Flights:
 
     def running(self) -> list[Running]:
         """Give what is in flight, the oldest first."""
-        with self._changed:
+        with self._lock:
             now = self._advance()
             return [
-                Running(step=one.step, age_s=now - one.began_s, served_s=self._served_s - one.served_s)
-                for one in self._running.values()
-            ]
+                Running(
+                    step=one.step, age_s=now - one.began_s, served_s=self._served_s - one.served_s,
+                    left=counter <= self._left,
+                )
+                for counter, one in self._running.items()
+            ]  # fmt: skip
 
     def worst(self) -> Took | None:
         """Give the worst of the last saves that became durable; None = none has."""
-        with self._changed:
+        with self._lock:
             return _worst(self._recent)
 
     @property
     def quickest_s(self) -> float | None:
         """The least time until durable of the last saves; None = none is durable."""
-        with self._changed:
+        with self._lock:
             return min((one.durable_s for one in self._recent), default=None)
 
     def left_s(self) -> float | None:
         """Give the seconds until one in flight ends, if none takes longer than any of late; None if one does."""
-        with self._changed:
+        with self._lock:
             now, worst = self._clock(), _worst(self._recent)
             ages_s = [now - one.began_s for one in self._running.values()]
         if not ages_s:
@@ -148,7 +181,7 @@ class Flights:
 
         One in flight that already takes longer than any of late counts as well: that far, it is known.
         """
-        with self._changed:
+        with self._lock:
             now, recent = self._advance(), _worst(self._recent)
             found, self._window = self._window, []
             if recent is not None:
@@ -161,13 +194,13 @@ class Flights:
     def uncut(self, took: Took | None) -> None:
         """Take back what `cut` gave: it belongs to the same window as what comes now."""
         if took is not None:
-            with self._changed:
+            with self._lock:
                 self._window.append(took)
 
     def await_told(self, in_flight: Callable[[], int], timeout_s: float) -> bool:
         """Wait until as many saves are known as there are: events come a little later than what they tell of."""
         until_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._lock:
             while len(self._running) != in_flight():
                 if time.monotonic() >= until_s:
                     return False
@@ -181,7 +214,7 @@ class Flights:
 
     def await_end(self, ends: int, timeout_s: float) -> bool:
         """Wait until more saves have ended than `ends`; False = `timeout_s` is over."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: self._ends > ends, max(0.0, timeout_s))
 
 

@@ -29,7 +29,7 @@ class Answer:
     Args:
         action: "saved" = a save of it was begun; "awaited" = one in flight was waited for; "declined" = neither.
         durable: whether the state of the step that was asked for, or one as fresh as was asked for, is durable.
-        step: the newest step that this run made durable, as far as it knows; None = none.
+        step: of the newest save that this run made durable since steps last went back, as far as it knows; None = none.
         reason: in words, with the numbers.
         waited_s: seconds that the call took.
         save: what was begun, if anything was.
@@ -79,8 +79,21 @@ class LastSave:
             if move == "decline":
                 return self._answer("awaited" if waited else "declined", reason)
             waited = True
-            if self._flights.running() and not self._flights.await_end(ends, self._left_s()):
+            if self._flights.running() and not self._ended(ends):
                 return self._answer("awaited", f"{reason}; it was not durable in time")
+
+    def _ended(self, ends: int) -> bool:
+        """Wait until more saves have ended than `ends`, or none is in flight; False = no time is left.
+
+        One that ended without a word must not be waited for: the notice would pass with nothing done.
+        """
+        while not self._flights.await_end(ends, min(_TOLD_S, self._left_s())):
+            if not in_flight(self._ck):
+                self._flights.forget()
+                return True
+            if self._left_s() <= 0:
+                return False
+        return True
 
     def _left_s(self) -> float:
         return self._until_s - time.monotonic()
@@ -100,23 +113,29 @@ class LastSave:
         return decide(together)
 
     def _prospect(self) -> Prospect:
-        self._flights.await_told(lambda: in_flight(self._ck), _TOLD_S)
-        running, took, newest = self._flights.running(), self._flights.worst(), self._flights.newest
+        told = self._flights.await_told(lambda: in_flight(self._ck), min(_TOLD_S, max(0.0, self._left_s())))
+        if not told and not in_flight(self._ck):
+            self._flights.forget()
+        running, took = self._flights.running(), self._flights.worst()
         service_s, durable_s = (None, None) if took is None else (took.service_s, self._flights.quickest_s)
         finish_s, best_s, sure_s = predicted([one.served_s for one in running], service_s, durable_s)
-        durable = newest is not None and newest >= self._least
+        durable = self._is_fresh(self._flights.newest)
         left_s = self._left_s()
         return Prospect(
             step=self._step, left_s=left_s if math.isfinite(left_s) else 1e9, running=len(running), durable=durable,
-            enough=durable or any(one.step >= self._least for one in running), finish_s=finish_s, best_s=best_s,
-            sure_s=sure_s,
+            enough=durable or any(self._is_fresh(one.step) and not one.left for one in running), finish_s=finish_s,
+            best_s=best_s, sure_s=sure_s,
         )  # fmt: skip
+
+    def _is_fresh(self, step: int | None) -> bool:
+        """Tell whether a checkpoint of this step will do; one of a greater step is of a training that was left."""
+        return step is not None and self._least <= step <= self._step
 
     def _save(self, reason: str) -> Answer:
         try:
-            while len(self._flights.running()) >= self._ck.options.in_flight:
-                if not self._flights.await_end(self._flights.ends, self._left_s()):
-                    break
+            ends = self._flights.ends
+            while len(self._flights.running()) >= self._ck.options.in_flight and self._ended(ends):
+                ends = self._flights.ends
             save = self._ck.save(self._step, self._make_state(), when_full="skip", report=False)
         except PccheckError as error:
             return self._answer("declined", f"{reason}; it could not be begun: {error}")
@@ -130,18 +149,17 @@ class LastSave:
 
     def _alone(self, error: RanksError) -> Answer:
         """Nothing can be saved without the other ranks; what is in flight may still be agreed."""
-        while self._flights.running() and self._flights.await_end(self._flights.ends, self._left_s()):
-            pass
+        ends = self._flights.ends
+        while self._flights.running() and self._ended(ends):
+            ends = self._flights.ends
         return self._answer("declined", f"the ranks do not decide together: {error}")
 
     def _answer(
         self, action: Literal["saved", "awaited", "declined"], reason: str, *, durable: bool = False,
         save: Save | None = None,
     ) -> Answer:  # fmt: skip
-        newest = self._flights.newest
-        if durable:
-            newest = self._step if newest is None else max(newest, self._step)
+        newest = self._step if durable else self._flights.newest
         return Answer(
-            action=action, durable=durable or (newest is not None and newest >= self._least), step=newest,
-            reason=reason, waited_s=time.monotonic() - self._began_s, save=save,
+            action=action, durable=durable or self._is_fresh(newest), step=newest, reason=reason,
+            waited_s=time.monotonic() - self._began_s, save=save,
         )  # fmt: skip

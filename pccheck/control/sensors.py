@@ -12,6 +12,9 @@ from pccheck.control.flights import Flights, Took
 from pccheck.control.meter import Meter, Sums
 from pccheck.saving.stats import Stats
 
+_REGULAR = 8  # calls in a row with the same stride, before that many steps are taken to be done between two
+_ODD = 16  # calls in a row that count for nothing; more count as one step each, or a profile might never end
+
 
 @final
 class Sensors:
@@ -32,7 +35,10 @@ class Sensors:
         self._early = (0.0, 0.0)  # of them, before a pause in the step under way
         self._paused_at_s: float | None = None  # since when, up to which it was counted
         self._pause_s = 0.0  # not yet taken out of a step
-        self._stride, self._busy = 1, False
+        self._stride, self._same, self._odd = 1, 0, 0  # between the last two calls; calls in a row that were so; or odd
+        self._busy = False
+        self._passed = 0  # saves that had ended when one was last begun
+        self._idle = False  # nothing was in flight at the last word
         self._offered: tuple[Sums, Took | None] | None = None
         ck.subscribe(self.flights)
 
@@ -50,8 +56,9 @@ class Sensors:
         """Count steps that ended now; `saved`: a save was due before them."""
         paused_s = self._taken_s()
         beside, self._busy = self._busy or saved, self.flights.busy
-        if steps != self._stride:  # a jump: what happened meanwhile nobody knows
-            self._stride = steps
+        if steps == 1:
+            self._stride, self._same, self._odd = 1, 0, 0
+        elif not (steps := self._counted(steps)):
             return
         waited_s = slot_wait_s = 0.0
         if beside or self._busy or self._meter.looks_long(seconds / steps):
@@ -60,6 +67,24 @@ class Sensors:
             seconds, steps=steps, beside=beside or self._busy, saving=saved, waited_s=waited_s,
             slot_wait_s=slot_wait_s, paused_s=paused_s,
         )  # fmt: skip
+
+    def _counted(self, stride: int) -> int:
+        """Give as how many steps to count a stride of more than one; 0 = none: it is a jump, and tells nothing.
+
+        Some loops count several at a time, always as many. A jump is not so many steps: what was done meanwhile nobody
+        knows. Where nothing but jumps comes, each counts as one.
+        """
+        self._same = self._same + 1 if stride == self._stride else 1
+        self._stride = stride
+        if self._same >= _REGULAR:
+            self._odd = 0
+            return stride
+        self._odd += 1
+        return 1 if self._odd > _ODD else 0
+
+    def begun(self) -> None:
+        """Note that the save that was due is made."""
+        self._passed = self.flights.ends
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -105,11 +130,17 @@ class Sensors:
         running, sums = in_flight(self._ck), self._meter.sums
         left_s = self.flights.left_s() if running else None
         fastest_s = self._meter.fastest_s
-        return Glance(running=running, left_s=left_s, steps=sums.steps, clean=sums.telling, fastest_s=fastest_s)
+        return Glance(
+            running=running, left_s=left_s, steps=sums.steps, clean=sums.telling, fastest_s=fastest_s,
+            passed=self.flights.ends - self._passed,
+        )  # fmt: skip
 
     def word(self) -> Word:
         """Give what was measured since the last word that was settled; `settle` or `take_back` must follow."""
         glance = self.glance()
+        if not glance.running and self._idle:  # and whatever is still known to be in flight ended without a word
+            self.flights.forget()
+        self._idle = not glance.running
         self._meter.known(*self._waits())
         self._meter.sums.saves += self._stats.saves - self._saves
         self._saves = self._stats.saves

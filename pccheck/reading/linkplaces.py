@@ -49,7 +49,8 @@ class LinkPlaces:
 
     def how_to_open(self) -> str:
         """Say what of it `pccheck.open` takes, the last one first."""
-        finished = [where for folder in self.folders if is_linked(where := self.at(folder))]
+        places = [self.at(folder) for folder in self.folders]
+        finished = [where for where in places if is_linked(where) and not is_temporary(where)]
         if finished:
             return (
                 f"{self.path} holds {len(finished)} linked folder(s), and each is opened on its own: "
@@ -103,9 +104,19 @@ def _is_of_orbax(folder: str, marks: set[str], above: set[str]) -> bool:
 
     It is told by the marks in it and in the folder above.
     """
-    if _TEMPORARY in folder:
+    if is_temporary(folder):
         return False
     return _OF_TREE in marks or (_OF_STEP in above and _OF_TREE not in above and _OF_STEP not in marks)
+
+
+def is_temporary(folder: str) -> bool:
+    """Tell whether Orbax has yet to commit the step or the item that a folder is of, by renaming it.
+
+    Whatever it holds is no checkpoint: it is being filled, or is what a crash left of it, and whoever clears it away
+    removes its files one by one.
+    """
+    above, name = os.path.split(folder)
+    return _TEMPORARY in name or _TEMPORARY in os.path.basename(above)
 
 
 def is_any_linked(folder: str) -> bool:

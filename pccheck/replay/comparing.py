@@ -6,15 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pccheck.errors import OptionError
+from pccheck.errors import OptionError, UsageError
 from pccheck.replay.job import Job, Outcome
 from pccheck.replay.policies import CheckFreqLoop, ControllerLoop, Fixed, ideal
 from pccheck.replay.policy import Policy
 from pccheck.replay.simulation import simulate
 from pccheck.replay.trace import Trace
 from pccheck.tuning import choose_interval, daly, daly_first_order, optimum, pccheck_interval, young
+from pccheck.tuning.domain import share
 from pccheck.tuning.law import SLOWDOWN
 
+# What answers in seconds: each loss is simulated for every policy and every interval of the sweeps.
+MOST_STOPS = 5_000
+MOST_SAVES = 300_000  # by one policy
 _GROWTH = 1.25  # from one interval of a sweep to the next
 _MOST_SAVES = 20_000  # of one run of a sweep
 # As `advise` does with a known rate of failures: the best interval needs no bounds on what checkpoints cost.
@@ -71,14 +75,24 @@ def compare(
         gains: restart on purpose when machines were added.
         timeline: keep what happened when, for each policy.
 
-    Raises OptionError for a value out of its range.
+    Raises OptionError for a value out of its range, UsageError for a trace of more than 5,000 losses (and gains, where
+    they count), or one in which a policy makes more than 300,000 saves.
     """
+    stops = trace.failures + len(trace.gains) * gains
+    if stops > MOST_STOPS:
+        raise UsageError(
+            f"{trace.name} has {stops:,} losses{' and gains' * gains}; up to {MOST_STOPS:,} are simulated, which takes "
+            "seconds: replay a part of it"
+        )
+    share("stall_fraction", stall_fraction)
     told_s = trace.mtbf_s if mtbf_s is None else mtbf_s
     if not told_s > 0:
         raise OptionError("mtbf_s", mtbf_s, "seconds above 0")
     policies = _policies(job, trace, in_flight, told_s, slowdown, stall_fraction)
     policies += [Fixed(f"every {steps}", steps, in_flight=in_flight) for steps in sorted(set(fixed))]
-    outcomes = [simulate(job, trace, policy, gains=gains, timeline=timeline) for policy in policies]
+    outcomes = [
+        simulate(job, trace, policy, gains=gains, timeline=timeline, most_saves=MOST_SAVES) for policy in policies
+    ]
     top = ideal(job, trace)
     kinds = {f"{in_flight} in flight": (in_flight, False), "1 in flight": (1, False), "synchronous": (1, True)}
     sweeps = {name: sweep(job, trace, in_flight=n, waits=waits, gains=gains) for name, (n, waits) in kinds.items()}

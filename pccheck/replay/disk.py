@@ -59,8 +59,9 @@ class Disk:
                 flight.service_s += share_s
                 if not flight.written:
                     flight.left_bytes -= rate * (stop - self._now)
-                    # Less than a microsecond's worth is rounding; waiting for it could stop the clock.
-                    if flight.left_bytes <= rate * 1e-6:
+                    # Less than a microsecond's worth is rounding, or what the clock can tell apart, where that is
+                    # more; waiting for it could stop the clock.
+                    if flight.left_bytes <= rate * (1e-6 + 2 * math.ulp(stop)):
                         flight.written = True
                         flight.ready_s = max(flight.ready_s, stop + self._storage.commit_s)
             self._now = stop

@@ -22,7 +22,7 @@ class Job:
             more. The write begins with it, and is not durable before it is over.
         restart_s: seconds from a kill until the new process begins to load; 0 or more.
         load_s: seconds that it then takes to load the state, where one is durable; 0 or more.
-        storage_changes: (seconds, factor): from then on, storage has `factor` times its rates (above 0).
+        storage_changes: (seconds, factor): from then on, storage has `factor` times its rates (1e-6 to 1e6).
         jitter: coefficient of variation of the times of steps and of the sizes of writes, 0 to 1: other people's load.
         seed: of the jitter.
 
@@ -51,8 +51,8 @@ class Job:
         check("load_s", 0 <= self.load_s < math.inf, "seconds, 0 or more")
         check("jitter", 0 <= self.jitter <= 1, "0 to 1")
         times = [at for at, _ in self.storage_changes]
-        fine = times == sorted(set(times)) and all(at >= 0 and 0 < f < math.inf for at, f in self.storage_changes)
-        check("storage_changes", fine, "(seconds, factor above 0) with rising seconds")
+        fine = times == sorted(set(times)) and all(at >= 0 and 1e-6 <= f <= 1e6 for at, f in self.storage_changes)
+        check("storage_changes", fine, "(seconds, factor above 0, from 1e-6 to 1e6) with rising seconds")
 
     @property
     def down_s(self) -> float:

@@ -17,7 +17,7 @@ _TAIL = 4000  # bytes of a log that are shown
 
 @contextmanager
 def workplace(directory: Path, need_bytes: int) -> Iterator[Path]:
-    """Make a folder of our own in `directory`, and remove it with all that is in it.
+    """Make a folder of our own in `directory`, give its absolute path, and remove it with all that is in it.
 
     Raises UsageError if `directory` is none, which may be mistyped; MediumError if nothing can be made there;
     CapacityError if fewer than `need_bytes` are free.
@@ -28,7 +28,7 @@ def workplace(directory: Path, need_bytes: int) -> Iterator[Path]:
         free = shutil.disk_usage(directory).free
         if free < need_bytes:
             raise CapacityError(str(directory), need_bytes, free)
-        folder = Path(tempfile.mkdtemp(prefix="pccheck-replay-", dir=directory))
+        folder = Path(tempfile.mkdtemp(prefix="pccheck-replay-", dir=directory.absolute()))  # Orbax takes no other
     except OSError as error:
         raise MediumError("making a folder for the replay", str(directory), error) from error
     try:

@@ -71,7 +71,8 @@ class Trainer:
     def await_ready(self) -> Ready | Missing:
         """Wait until it can be told to go; raises TrainerError."""
         told = self._await(time.monotonic() + _READY_S)
-        assert isinstance(told, (Ready, Missing)), told
+        if not isinstance(told, (Ready, Missing)):
+            raise self._garbled()
         return told
 
     def go(self, digests: dict[int, str]) -> float:
@@ -86,7 +87,8 @@ class Trainer:
     def await_began(self) -> Began:
         """Wait until it has restored; raises TrainerError."""
         told = self._await(time.monotonic() + _BEGAN_S)
-        assert isinstance(told, Began), told
+        if not isinstance(told, Began):
+            raise self._garbled()
         return told
 
     def follow(self, until: float) -> list[Told]:
@@ -136,6 +138,14 @@ class Trainer:
             return DECODER.decode(self._link.recv_bytes(MOST_BYTES))
         except (EOFError, ConnectionError):
             raise self._ended() from None
+        except (OSError, msgspec.DecodeError):  # OSError: of a message that says to be longer than any
+            raise self._garbled() from None
+
+    def _garbled(self) -> TrainerError:
+        """Kill it: what else it says cannot be told from noise."""
+        self._kill()
+        reason = "wrote something else where it tells its supervisor what it does"
+        return TrainerError(self._job.contender, reason, places.tail(self._log))
 
     def _ended(self) -> TrainerError:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 
-from pccheck.errors import OptionError
+from pccheck.errors import OptionError, UsageError
 from pccheck.replay.disk import Disk, Flight
 from pccheck.replay.job import Job, Outcome
 from pccheck.replay.policy import Policy, Watch
@@ -25,7 +25,10 @@ class _Stopped(Exception):
     """The trace stops the trainer in what it does."""
 
 
-def simulate(job: Job, trace: Trace, policy: Policy, *, gains: bool = False, timeline: bool = False) -> Outcome:
+def simulate(
+    job: Job, trace: Trace, policy: Policy, *, gains: bool = False, timeline: bool = False,
+    most_saves: int | None = None,
+) -> Outcome:  # fmt: skip
     """Give what becomes of a job that saves as a policy says, over a trace.
 
     Deterministic: the same arguments (and a fresh policy) give the same outcome.
@@ -36,12 +39,13 @@ def simulate(job: Job, trace: Trace, policy: Policy, *, gains: bool = False, tim
         policy: when it saves; a fresh one.
         gains: restart on purpose when machines were added: at the end of the step, once a save of it is durable.
         timeline: keep what happened when.
+        most_saves: give up beyond so many; None = never.
 
-    Raises OptionError if the trace has time for more than a billion steps.
+    Raises OptionError if the trace has time for more than a billion steps, UsageError after too many saves.
     """
     if trace.end_s / job.step_s > MOST_STEPS:
         raise OptionError("step_s", job.step_s, f"above {trace.end_s / MOST_STEPS:.3g}: the trace lasts so long")
-    return _Run(job, trace, policy, gains, _Recorder() if timeline else None).run()
+    return _Run(job, trace, policy, gains, _Recorder() if timeline else None, most_saves or math.inf).run()
 
 
 class _Recorder:
@@ -71,7 +75,10 @@ class _Recorder:
 class _Run:
     """One run of the simulation."""
 
-    def __init__(self, job: Job, trace: Trace, policy: Policy, gains: bool, recorder: _Recorder | None) -> None:
+    def __init__(
+        self, job: Job, trace: Trace, policy: Policy, gains: bool, recorder: _Recorder | None, most_saves: float
+    ) -> None:
+        self._most_saves = most_saves
         self._job, self._trace, self._policy, self._recorder = job, trace, policy, recorder
         self._stops = [*trace.losses] if trace.killed_at_end else [*(t for t in trace.losses), trace.end_s]
         self._stops.reverse()
@@ -150,6 +157,11 @@ class _Run:
         """Wait for a slot, hand the state over, and, if the policy waits, see it through."""
         asked_s = self._now
         self._counts["saves"] += 1
+        if self._counts["saves"] > self._most_saves:
+            raise UsageError(
+                f"{self._policy.name!r} makes more than {self._most_saves:,} saves in this trace, which would take "
+                "minutes to simulate: replay a part of the trace, or scale its times down"
+            )
         self._watch.saves += 1
         while self._is_full():
             self._until(self._disk.next_s(), "slot")

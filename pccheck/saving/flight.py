@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pccheck import format
 from pccheck.errors import ClosedError, DeadlineError, RanksError, StoreGoneError, UsageError
-from pccheck.events import Skipped, SnapshotPicked
+from pccheck.events import Failed, Skipped, SnapshotPicked
 from pccheck.format import Record
 from pccheck.options import Options, WhenFull
 from pccheck.pipeline.interface import Job
@@ -97,8 +97,7 @@ class Flight:
         with self._state:
             running = len(self._running)
             self.tally.begun(save, waited_s, skipped=1)
-        unsettled = self._agreement.unsettled
-        others = f", and {unsettled} waited for other ranks," if unsettled else ""
+        others = f", and {n} waited for other ranks," if (n := self._agreement.unsettled) else ""
         reason = f"{running} checkpoints were under way{others} for {waited_s:.3f} s"
         self._agreement.report(save.counter, save.step, False, reason=f"it skipped this save: {reason}")
         save.skip(reason)
@@ -126,13 +125,14 @@ class Flight:
         try:
             return self._submit(save, prepared, link) if self._admit(save, when_full) else None
         except BaseException as error:
-            gone = isinstance(error, (StoreGoneError, RanksError))
             with self._state:
                 admitted, job = save.counter in self._running, self._jobs.get(save.counter)
+            gone = admitted and isinstance(error, (StoreGoneError, RanksError))
             if job is not None:
                 job.cancel()  # a committer has it: it takes the slot back
             elif admitted:
                 self._agreement.report(save.counter, save.step, False, reason=why(error))
+                self._notifier(Failed(step=save.step, counter=save.counter, error=error))
                 self.end(save, "failed", error, job=None, report=gone)
             else:
                 self.refuse(save, error)
@@ -224,6 +224,7 @@ class Flight:
                     take_back(work, error, self._store, self._agreement, self._notifier)
                 except BaseException as second:
                     error.add_note(f"and taking it back failed: {second!r}")
+                    self._notifier(Failed(step=work.save.step, counter=work.save.counter, error=error))
                 self.end(work.save, "failed", error, job=work.job, report=True)
             else:
                 self.end(work.save, outcome, None, job=work.job, report=True)

@@ -27,7 +27,9 @@ class Notifier:
     def __init__(self, observer: Callable[[Event], object] | None) -> None:
         self._observers: tuple[Callable[[Event], object], ...] = ()
         self._queue: deque[Event] = deque()
-        self._wake = threading.Condition()
+        # Entered as a lock, which is one step: a Ctrl-C within the Python code that enters a condition left it locked.
+        self._state = threading.RLock()
+        self._wake = threading.Condition(self._state)
         self._closing = False
         self.dropped = 0
         self._hear: Callable[[Event], bool] | None = None
@@ -40,14 +42,14 @@ class Notifier:
 
     def add(self, observer: Callable[[Event], object]) -> None:
         """Call one more observer, with the events from now on."""
-        with self._wake:
+        with self._state:
             self._observers += (observer,)
             if self._thread.ident is None and not self._closing:
                 self._thread.start()
 
     def remove(self, observer: Callable[[Event], object]) -> None:
         """Call an observer no more, or once more if that has begun; one that is not there is no error."""
-        with self._wake:
+        with self._state:
             self._observers = tuple(each for each in self._observers if each != observer)
 
     def record(self, hear: Callable[[Event], bool], tick: Callable[[], object], every_s: float) -> None:
@@ -69,7 +71,7 @@ class Notifier:
                 urgent = self._hear(event)
         if not self._observers and not urgent and not self._urgent:
             return
-        with self._wake:
+        with self._state:
             self._urgent = self._urgent or urgent
             if self._thread.ident is None and not self._closing:
                 with suppress(RuntimeError):  # the system gives no thread now: the next event asks again
@@ -85,7 +87,7 @@ class Notifier:
         give_way()
         due_s: float | None = None
         while True:
-            with self._wake:
+            with self._state:
                 left_s = None if due_s is None else max(0.0, due_s - time.monotonic())
                 self._wake.wait_for(lambda: self._queue or self._closing or self._urgent, left_s)
                 if not self._queue and self._closing:
@@ -95,7 +97,7 @@ class Notifier:
             if event is not None:
                 self._tell(event, observers)
             if ticks and self._tick is not None and self._every_s is not None:
-                with suppress(Exception):
+                with suppress(BaseException):
                     self._tick()
                 due_s = time.monotonic() + self._every_s
 
@@ -103,12 +105,13 @@ class Notifier:
         for observer in observers:
             try:
                 observer(event)
-            except Exception as error:  # an observer's fault is not the checkpoint's
-                warnings.warn(f"the observer raised {error!r} on {event!r}", RuntimeWarning, stacklevel=1)
+            except BaseException as error:  # an observer's fault is not the checkpoint's, be it a sys.exit()
+                with suppress(BaseException):  # warnings may be errors, and others want the next event
+                    warnings.warn(f"the observer raised {error!r} on {event!r}", RuntimeWarning, stacklevel=1)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Deliver what is queued, for at most `timeout_s`."""
-        with self._wake:
+        with self._state:
             self._closing = True
             self._wake.notify()
         if self._thread.ident is not None and self._thread is not threading.current_thread():

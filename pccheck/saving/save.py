@@ -41,7 +41,7 @@ class Save:
         for future in (self.captured, self.durable):
             future.set_running_or_notify_cancel()  # a save cannot be cancelled, by asyncio's time-outs neither
         self._outcome: Outcome | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # callbacks of `captured` run under it
 
     @property
     def outcome(self) -> Outcome | None:

@@ -16,7 +16,7 @@ from pccheck.storage import fileio, forks
 
 # One lock for the process, not one per page: two pages of one CHECK must exclude each other. A forked child that
 # inherits it locked is turned away before it would wait for it.
-_words = threading.Lock()
+_words = threading.RLock()  # a signal handler's thread may have it, amid a save to another store
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,10 @@ class Directory:
                 return False
             raise
 
+    def is_at_path(self) -> bool:
+        """Tell whether the store's path, as it was when this was opened, leads to this folder."""
+        return outside.leads_to(self.path, self._open_fd())
+
     def sync_names(self, folder: str = "") -> None:
         """Make the names in a folder durable, and for a subfolder its own name; a missing one has no names to sync."""
         self._check_writable()

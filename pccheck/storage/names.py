@@ -179,7 +179,8 @@ def remove_half_copies(folder_fd: int, where: str) -> None:
     """Remove what a writer that died left half copied; for the holder of the writer lock only."""
     with told("removal", where):
         with os.scandir(folder_fd) as entries:
-            found = [e.name for e in entries if e.name[0] == "." and e.name.endswith(HALF)]
+            halves = [e for e in entries if e.name[0] == "." and e.name.endswith(HALF)]
+            found = [e.name for e in halves if e.is_file(follow_symlinks=False)]  # no writer makes anything else
         for name in found:
             os.unlink(name, dir_fd=folder_fd)
 

@@ -79,10 +79,12 @@ def write_synced(path: str, data: bytes) -> None:
         fileio.sync_folder(folder_fd, os.path.dirname(path))
 
 
-def remove_below(folder: str, leaves: Collection[str], doomed: Callable[[bytes], bool]) -> int:
+def remove_below(folder: str, leaves: Collection[str], doomed: Callable[[bytes], bool], *, lister: str) -> int:
     """Remove regular files of these names, in a folder and below it, whose first sector is doomed; give how many.
 
-    No symbolic link is followed; what is gone, or may not be looked at, is left out.
+    No symbolic link is followed; what is gone, or may not be looked at, is left out. `lister`: the name of the file
+    that lists them, which goes before the first of them: a crash in between leaves files that nothing lists, never a
+    list of files that are missing, which would be called damage.
     """
     removed = 0
     halves = [f".{leaf}{names.HALF}" for leaf in leaves]
@@ -90,13 +92,30 @@ def remove_below(folder: str, leaves: Collection[str], doomed: Callable[[bytes],
         for leaf in [leaf for leaf in (*leaves, *halves) if leaf in files]:
             path = os.path.join(where, leaf)
             if doomed(_head(fd, leaf, path)):
-                with told("removal", path):
-                    try:
-                        os.unlink(leaf, dir_fd=fd)
-                    except FileNotFoundError:
-                        continue
-                removed += leaf in leaves
+                if leaf in leaves and lister in files:
+                    _unlink(fd, lister, os.path.join(where, lister))
+                removed += _unlink(fd, leaf, path) and leaf in leaves
     return removed
+
+
+def _unlink(folder_fd: int, leaf: str, path: str) -> bool:
+    """Remove a name; tell whether it was there."""
+    with told("removal", path):
+        try:
+            os.unlink(leaf, dir_fd=folder_fd)
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def leads_to(path: str, folder_fd: int) -> bool:
+    """Tell whether a path leads to an open folder; of one that may not be looked at, that is believed."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(folder_fd))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # no permission, or a server that does not answer: that says nothing of where it is
 
 
 def folders_in(folder: str) -> list[str]:

@@ -110,3 +110,11 @@ class SideFiles(Protocol):
 
     def replace_side(self, name: str, data: bytes) -> None:
         """Replace a file whole, or make it: readers find the old one or the new one. Not durable."""
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """What a Volume may offer besides: to tell whether whoever looks at its path finds it. Thread-safe."""
+
+    def is_at_path(self) -> bool:
+        """Tell whether the path leads to this very folder: not once that was renamed, and another put in its place."""

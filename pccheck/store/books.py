@@ -30,7 +30,10 @@ class Books:
         self.check, self.ledger, self.pins, self.next_counter = check, ledger, kept, next_counter
         self.agreed = agreed  # the newest counter whose word is durable, on all ranks
         self.base = 0  # the counter that this run restored
-        self.lock, self.files_lock = threading.Lock(), threading.Lock()
+        # No code takes one twice. A signal handler might, and is to meet an error and no deadlock: what waits for or
+        # changes anything asks first whether its thread has one of these `turns`.
+        self.lock, self.files_lock = threading.RLock(), threading.RLock()
+        self.turns = (threading.Condition(self.lock), threading.Condition(self.files_lock))
 
     def entries(self) -> list[Entry]:
         """Give a copy of the ledger."""

@@ -14,7 +14,7 @@ from pccheck.events import Event, Grew
 from pccheck.format import MAX_COUNTER, Record, SlotState
 from pccheck.ranks.agreement import Agreement
 from pccheck.storage.medium import Medium
-from pccheck.storage.volume import SideFiles, Volume
+from pccheck.storage.volume import Placed, SideFiles, Volume
 from pccheck.store.books import Books
 from pccheck.store.check import Check
 from pccheck.store.history import History
@@ -66,6 +66,7 @@ class Store:
         )  # fmt: skip
         self._volume, self._verify, self._notify = volume, verify, notify
         self.side_files = volume if isinstance(volume, SideFiles) else None
+        self._placed = volume if isinstance(volume, Placed) else None
         self._agreement, self._neighbours = agreement, neighbours
         self._store_id, self._wanted, self._linking = opened.store_id, in_flight + keep, keep == 0
         self.slots = Slots(volume, opened.media, durable_names=keep > 0)
@@ -151,7 +152,7 @@ class Store:
         return self._volume.is_named(format.slot_name(slot), self.slots[slot])
 
     def _gone(self, operation: str) -> StoreGoneError:
-        text = "the files of the store were removed or moved away while it was open; open it anew"
+        text = "the store or files of it were removed, renamed or moved away while it was open; open it anew"
         return StoreGoneError(operation, self.path, FileNotFoundError(2, text))
 
     def _renew(self, slot: int, *, forget: bool) -> None:
@@ -252,12 +253,15 @@ class Store:
         return moved
 
     def sync_word(self, record: Record) -> None:
-        """Make the word (and the counter) durable, and see that the files still have names."""
+        """Make the word (and the counter) durable, and see that the files still have names, and the path leads there.
+
+        A folder that was renamed under a running job takes on what that saves, and whoever starts again finds another.
+        """
         self.books.check.sync()
         with self.books.files_lock:  # a newer checkpoint may have been published meanwhile, and this slot given away
             held = any(e.record and e.record.identity == record.identity for e in self.books.entries())
             here = self.books.check.links() and (not held or self._is_here(record.slot))
-        if not here:
+        if not here or (self._placed is not None and not self._placed.is_at_path()):
             raise self._gone("publish")
 
     # -- release ----------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def whole(field: str, value: SupportsIndex, least: int = 1) -> int:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = least - 1
-    if number < least:
-        raise OptionError(field, value, f"a whole number, at least {least}")
+    if not least <= number <= _MOST:
+        raise OptionError(field, value, f"a whole number, at least {least} and of 64 bits")
     return number
 
 
@@ -43,17 +43,31 @@ def ratio(field: str, value: float) -> float:
     0.05 in place of 1.05 would make PCcheck's rule ask for intervals twenty times too long, so that it is refused.
     """
     number = _number(value)
-    if not 1 <= number < math.inf:
+    if not 1 <= number <= _STEEPEST:
         instead = f"; for at most {number:.1%} slower give {1 + number:g}" if 0 < number < 1 else ""
-        raise OptionError(field, value, f"a ratio of times, at least 1 (1.05 = 5 % slower){instead}")
+        above = f"; and at most {_STEEPEST:g}" if number > _STEEPEST else ""
+        raise OptionError(field, value, f"a ratio of times, at least 1 (1.05 = 5 % slower){instead}{above}")
     return number
 
 
 def share(field: str, value: float) -> float:
-    """Give a fraction between 0 and 1, both excluded; raise OptionError for any other value."""
+    """Give a fraction between 0 and 1, both excluded, and not below 1e-9; raise OptionError for any other value."""
     number = _number(value)
-    if not 0 < number < 1:
-        raise OptionError(field, value, "a fraction of the time, greater than 0 and less than 1 (0.05 = 5 %)")
+    if not _LEAST_SHARE <= number < 1:
+        raise OptionError(field, value, "a fraction of the time, from 1e-9 to less than 1 (0.05 = 5 %)")
+    return number
+
+
+def duration(field: str, value: float, *, zero: bool = False) -> float:
+    """Give the seconds of something that is measured or asked for, 1e-9 to 1e10, or 0 where `zero`; else OptionError.
+
+    The formulas take any time above 0. What people tell is bound here, so that no sum or product of such times is
+    infinite, or one of them lost beside another.
+    """
+    number = _number(value)
+    if not (LEAST_S <= number <= MOST_S or (zero and number == 0)):
+        least = "0 or more" if zero else "greater than 0"
+        raise OptionError(field, value, f"seconds, {least} and finite: from {LEAST_S:g} to {MOST_S:g}")
     return number
 
 
@@ -67,9 +81,18 @@ def at_most(value: float) -> int:
     return math.floor(value + _ROUNDING * max(1.0, value))
 
 
+LEAST_S, MOST_S = 1e-9, 1e10  # 300 years
+_MOST = (1 << 63) - 1
+_STEEPEST = 1e9  # of slowdowns
+_LEAST_SHARE = 1e-9
 _ROUNDING = 1e-9  # 12 s / (2 * 0.6 s) must be 10 steps, not 11
 
 
 def _number(value: float) -> float:
     """Give NaN, which no range holds, for what is no real number (a bool and a text neither)."""
-    return math.nan if isinstance(value, bool) or not isinstance(value, numbers.Real) else float(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # of a whole number beyond all floats
+        return math.nan

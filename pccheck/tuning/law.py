@@ -82,7 +82,7 @@ class IntervalLaw:
         default = _UNBOUNDED if weighed else min(_UNBOUNDED, self._slowdown - 1) or 0.05
         self._bound = default if stall_fraction is None else share("stall_fraction", stall_fraction)
         self._prior_mtbf_s = None if mtbf_s is None else positive("mtbf_s", mtbf_s)
-        self._prior_failures = positive("prior_failures", prior_failures)
+        self._prior_failures = positive("prior_failures", prior_failures, what="a number of failures")
         self._restart_s = not_negative("restart_s", restart_s)
         self._rpo_s = None if rpo_s is None else positive("rpo_s", rpo_s)
         self._most = whole("max_interval", max_interval)

@@ -1,4 +1,4 @@
-"""What `pccheck probe` measured of a machine, as JSON (floor 0: imports errors, tuning.storage)."""
+"""What `pccheck probe` measured of a machine, as JSON (floor 0: imports errors, tuning.*)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Annotated, Self, TypedDict
 import msgspec
 
 from pccheck.errors import FormatError, UsageError
+from pccheck.tuning.domain import LEAST_S, MOST_S
 from pccheck.tuning.storage import StorageModel
 
 VERSION = 1
 MAX_JSON_BYTES = 1 << 20
-Positive = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]
+_MARK = b"\xef\xbb\xbf"  # that some editors put before UTF-8
+Positive = Annotated[float, msgspec.Meta(ge=LEAST_S, le=MOST_S)]  # seconds
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=MOST_S)]
+BytesPerS = Annotated[float, msgspec.Meta(ge=1, lt=1e15)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
 
 
@@ -86,14 +89,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory_bytes: Count
     free_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
     seconds: NotNegative
-    copy_bytes_per_s: Positive
-    read_bytes_per_s: Positive | None = None
+    copy_bytes_per_s: BytesPerS
+    read_bytes_per_s: BytesPerS | None = None
     read_past_cache: bool = False
     commit_s: NotNegative
     save_s: NotNegative
     samples: Annotated[tuple[Sample, ...], msgspec.Meta(min_length=1, max_length=1000)]
     notes: tuple[str, ...] = ()
-    device_copy_bytes_per_s: Positive | None = None
+    device_copy_bytes_per_s: BytesPerS | None = None
     interference: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
     def to_json(self) -> bytes:
@@ -109,7 +112,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             if len(data) > MAX_JSON_BYTES:
                 raise msgspec.ValidationError(f"{len(data):,} bytes are more than any probe writes")
-            return msgspec.json.decode(data, type=cls)
+            return msgspec.json.decode(data.removeprefix(_MARK), type=cls)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise FormatError(f"not the JSON of a probe: {error}; `pccheck probe DIR --json FILE` makes one") from None
 
@@ -157,6 +160,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         full = [rate for n, rate in rates if rate >= _FULL * high and (n == 1 or rate <= _STREAMS * n * stream)]
         total = statistics.median(full) if full else high
         return StorageModel(stream_bytes_per_s=min(stream, total), total_bytes_per_s=total, commit_s=fixed_s)
+
+    def spread(
+        self, *, writers: int = 2, writers_per_checkpoint: int | None = None, chunk_bytes: int | None = None
+    ) -> float:
+        """Give how many times as long as usual the longest saves with these options took (see `of`), at least 1.
+
+        PCcheck's T_w is the worst: an interval that storage only just keeps up with waits at every slower spell.
+        """
+        samples = self.of(writers=writers, writers_per_checkpoint=writers_per_checkpoint, chunk_bytes=chunk_bytes)
+        return statistics.median(max(1.0, s.worst_durable_s / s.durable_s) for s in samples)
 
     def alone_s(
         self,

@@ -1,4 +1,4 @@
-"""Amounts as people write them, strictly: bytes, rates, durations, and back to text (floor 0: imports errors)."""
+"""Amounts as people write them, strictly: bytes, rates, durations, and back to text (floor 0: imports domain)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from pccheck.errors import OptionError
+from pccheck.tuning.domain import LEAST_S, MOST_S
 
 _NUMBER = r"(\d+(?:\.\d*)?|\.\d+)"
 _SIZES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -15,10 +16,10 @@ _SIZES |= {name.lower(): size for name, size in _SIZES.items() if name != "B"}  
 _BITS = {"kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _MOST_BYTES = 1 << 60
-_MOST_SECONDS = 1e10  # 300 years
 # A slot is preallocated: an amount of bytes without its unit is a slip of a factor of 10**9, so it is refused.
 _SIZE_FORMS = "a number with its unit, such as 80GB (10**9 bytes), 80GiB (2**30) or 512MiB"
 _RATE_FORMS = "a number with its unit, such as 500MB/s, 2GiB/s or 25Gbit/s"
+_DIGITS = 9  # after the point
 _DURATION_FORMS = "seconds, or a number with its unit (us, ms, s, m, h, d), such as 2, 350ms, 45m or 1h30m"
 
 
@@ -59,7 +60,7 @@ def parse_seconds(text: str, *, field: str = "duration") -> float:
     """Read a duration in seconds: "2" (seconds), "350ms", "45m" (minutes), "2 h", "1h30m", "1d".
 
     Raises:
-        OptionError: anything else, also nothing at all and more than 10**10 seconds.
+        OptionError: anything else, also nothing at all, less than 10**-9 seconds but not 0, and more than 10**10.
     """
     value = text.strip()
     unit = "|".join(sorted(_SECONDS, key=len, reverse=True))
@@ -75,8 +76,8 @@ def parse_seconds(text: str, *, field: str = "duration") -> float:
         raise OptionError(field, text, f"finite: leave it out, or give {_DURATION_FORMS}")
     else:
         raise OptionError(field, text, _range(text, None, "0 s", "10**10 s") + _DURATION_FORMS)
-    if not seconds <= _MOST_SECONDS:
-        raise OptionError(field, text, _range(text, seconds, "0 s", "10**10 s") + _DURATION_FORMS)
+    if seconds and not LEAST_S <= seconds <= MOST_S:
+        raise OptionError(field, text, _range(text, seconds, "0, or 10**-9 s,", "10**10 s") + _DURATION_FORMS)
     return seconds
 
 
@@ -120,20 +121,20 @@ def seconds_text(seconds: float) -> str:
         return f"{_three(seconds * 1000)} ms"
     if seconds < 180:
         return f"{_three(seconds)} s"
-    for size, name, below, small in ((60.0, "min", 120, "s"), (3600.0, "h", 48, "min"), (86400.0, "d", 10**9, "h")):
+    for size, name, below, small in ((60.0, "min", 120, "s"), (3600.0, "h", 48, "min"), (86400.0, "d", 10**6, "h")):
         if seconds / size < below:
             if seconds / size >= 20:
                 return f"{round(seconds / size)} {name}"
             step = {"s": 1.0, "min": 60.0, "h": 3600.0}[small]
             head, rest = divmod(round(seconds / step), round(size / step))
             return f"{head} {name}" + (f" {rest} {small}" if rest else "")
-    raise AssertionError(seconds)  # the last row takes everything
+    return f"{seconds / 86400:.3g} d"  # more than anybody lives to see
 
 
 def _three(value: float) -> str:
     """Give three digits, or all before the point."""
     if value >= 99.95 or value == 0:
         return f"{value:.0f}"
-    digits = max(0, 2 - math.floor(math.log10(value)))
+    digits = min(_DIGITS, max(0, 2 - math.floor(math.log10(value))))
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

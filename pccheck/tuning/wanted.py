@@ -7,7 +7,7 @@ from typing import Literal
 
 from pccheck.errors import OptionError
 from pccheck.options import MIB, check_whole_number
-from pccheck.tuning.domain import not_negative, positive, ratio, share
+from pccheck.tuning.domain import duration, ratio, share
 from pccheck.tuning.units import bytes_text
 
 MOST_IN_FLIGHT = 8  # storage is full long before: two to four at once are enough (PCcheck, ASPLOS 2025)
@@ -66,8 +66,8 @@ class Wanted:
 
     Args:
         state_bytes: of one checkpoint on this storage, of all ranks together, 1..2**60.
-        step_s: seconds of a training step without checkpoints, above 0.
-        mtbf_s: mean seconds between failures of the job, above 0.
+        step_s: seconds of a training step without checkpoints; as all durations here from 1e-9 to 1e10.
+        mtbf_s: mean seconds between failures of the job.
         restart_s: from a failure until the first new step; None = assumed: a minute, and the time to read the state.
         dram_bytes: most that the buffer pool of one rank may take, at least 32 MiB.
         storage_bytes: most that all slots of all ranks together may take.
@@ -111,13 +111,13 @@ class Wanted:
             check_whole_number("storage_bytes", self.storage_bytes, 1, 1 << 62)
         if self.snapshot not in ("auto", "copy", "lazy"):
             raise OptionError("snapshot", self.snapshot, "'auto', 'copy' or 'lazy'")
-        positive("step_s", self.step_s)
+        duration("step_s", self.step_s)
         if self.mtbf_s is not None:
-            positive("mtbf_s", self.mtbf_s)
+            duration("mtbf_s", self.mtbf_s)
         if self.rpo_s is not None:
-            positive("rpo_s", self.rpo_s)
+            duration("rpo_s", self.rpo_s)
         if self.restart_s is not None:
-            not_negative("restart_s", self.restart_s)
+            duration("restart_s", self.restart_s, zero=True)
         if self.stall_fraction is not None:
             share("stall_fraction", self.stall_fraction)
         if self.slowdown is not None:

@@ -184,12 +184,14 @@ def test_a_failed_save_drops_its_own_step_and_is_raised_once(make, gates, tmp_pa
     assert shown(tmp_path) == [4]
 
 
-def test_only_the_newest_good_step_stands_in_for_failed_ones(make, tmp_path):
+def test_only_the_newest_good_step_stands_in_for_failed_ones(make, gates, tmp_path):
     manager = make(in_flight=2, max_to_keep=1)
     save(manager, 1)
     manager.wait_until_finished()
     for step in (2, 3):
-        save(manager, step, error=OSError(f"failed {step}"))
+        save(manager, step, gates, error=OSError(f"failed {step}"))  # held: a save raises what failed before it began
+    for step in (2, 3):
+        gates[step].set()
     with pytest.raises(BaseExceptionGroup) as group:
         manager.wait_until_finished()
     assert [str(e) for e in group.value.exceptions] == ["failed 2", "failed 3"]

@@ -15,6 +15,8 @@ from pccheck_orbax.durable import DurableRename, is_live
 from pccheck_orbax.manager import CheckpointManager
 from pccheck_orbax.trash import Trash
 
+from pccheck.audit import audit
+from pccheck.reports import exit_code
 from tests.adapters.orbax_held import Save, registry
 
 
@@ -148,3 +150,31 @@ def test_a_step_of_which_an_item_is_not_whole_is_not_committed(tmp_path):
     del path
     gc.collect()
     assert not is_live(tmp_path / "7")
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut short as it was removed"])
+def test_a_crash_before_the_rename_is_no_damage_and_leaves_nothing_at_the_next_save(tmp_path, cut):
+    options = ocp.CheckpointManagerOptions(max_to_keep=3)  # as most jobs have it: nobody cleans up
+
+    def save(*steps):
+        with CheckpointManager(tmp_path, options) as manager:
+            for step in steps:
+                manager.save(step, args=ocp.args.StandardSave({"w": np.full(100, step)}))
+
+    def told():
+        reports = audit(tmp_path)
+        return exit_code(reports), sum(report.damaged for report in reports)
+
+    save(1, 2)
+    crashed = tmp_path / "2.orbax-checkpoint-tmp-whole"
+    os.rename(tmp_path / "2", crashed)
+    if cut:
+        (crashed / "default" / "rank-00000.pcc").unlink()
+    assert told() == (0, 0)
+    save(3)
+    assert told() == (0, 0)
+    left = {path.name for path in crashed.rglob("*") if path.is_file()}
+    assert "rank-00000.pcc" not in left
+    assert cut or "pccheck.json" not in left
+    with ocp.CheckpointManager(tmp_path) as stock:
+        assert stock.all_steps() == [1, 3]

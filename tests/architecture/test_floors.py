@@ -46,7 +46,7 @@ FLOORS = {
     | {"replay.comparing", "replay.policy", "replay.jobs"}
     | {"replay.chronicle", "replay.schedule", "replay.timeline", "replay.told", "replay.training"}
     | {"tuning.law", "tuning.stalls", "tuning.tries", "tuning.windows", "control", "control.meter", "control.rescue"}
-    | {"control.deciding", "control.excess"}
+    | {"control.asked", "control.deciding", "control.excess"}
     | {"tuning.machine", "tuning.prediction"}
     # the folders: their docstrings say what is in them
     | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"}

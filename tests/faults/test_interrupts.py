@@ -71,7 +71,7 @@ def lines_of(function):
 
 
 FUNCTIONS = (pccheck.Checkpointer.save, flight.Flight.launch, flight.Flight._admit, flight.Flight._submit)
-FUNCTIONS += (flight.Flight._take, flight.Flight.await_snapshot, captures.Captures._wait)
+FUNCTIONS += (pccheck.Checkpointer._prepare, flight.Flight._take, flight.Flight.await_snapshot, captures.Captures._wait)
 PLACES = [("copy", f, line) for f in FUNCTIONS for line in sorted(lines_of(f))]
 ASIDE = (snapshot.Snapshots.take, snapshot.Snapshots._take_aside, shadow.HostShadow.ready, shadow.HostShadow.room)
 ASIDE += (shadow.HostShadow.used_by, snapshot.Snapshots.captured_by)

@@ -63,6 +63,10 @@ class SimulatedCheckpointer:
         return self._stats
 
     @property
+    def counter(self) -> int:
+        return self._stats.saves
+
+    @property
     def busy(self) -> bool:
         return bool(self._left)
 

@@ -41,6 +41,7 @@ def test_what_is_no_amount_of_bytes_is_refused_with_the_forms(text: str) -> None
         (parse_bytes, "1e30GB", "without an exponent"), (parse_bytes, "9999PB", "to 2**60 bytes"),
         (parse_rate, "0MB/s", "from 1 byte per second"), (parse_seconds, "inf", "finite: leave it out"),
         (parse_seconds, "-2", "without a sign"), (parse_seconds, "99999999999", "to 10**10 s"),
+        (parse_seconds, "0." + 300 * "0" + "1", "10**-9 s"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_amount_is_said(read: Any, text: str, said: str) -> None:
@@ -87,7 +88,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
     [
         (0.005, "5 ms"), (0.35, "350 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (2.5, "2.5 s"), (160.01, "160 s"),
         (180, "3 min"), (519, "8 min 39 s"), (1550, "26 min"), (12000, "3 h 20 min"), (200_000, "2 d 8 h"),
-        (2_626_560, "30 d"), (math.inf, "for ever"),
+        (2_626_560, "30 d"), (math.inf, "for ever"), (1e300, "1.16e+295 d"), (1e-300, "0 ms"), (0.0, "0 ms"),
     ],
 )  # fmt: skip
 def test_durations_are_said(seconds: float, text: str) -> None:

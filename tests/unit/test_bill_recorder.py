@@ -212,6 +212,7 @@ def test_what_a_crash_left_is_replaced(tmp_path, left):
 
 NEWER = b'{"format":"pccheck runs","version":7,"runs":[]}'
 FOREIGN = {"newer": NEWER, "foreign": b'{"my": "runs"}', "binary": b"\x80" * 100, "huge": b"x" * (1 << 20)}
+FOREIGN |= {"zeros": bytes(1 << 20), "sparse": bytes(5000) + b"mine", "large": NEWER[:36] + b"1" + bytes(1 << 20)}
 
 
 @pytest.mark.parametrize("kind", [*FOREIGN, "link", "folder", "dangling"])
@@ -368,6 +369,31 @@ def test_a_store_that_is_gone_is_not_made_again(tmp_path, quick):
     (tmp_path / "s").mkdir()
     ck.close()
     assert os.listdir(tmp_path / "s") == []
+
+
+def test_an_end_that_was_interrupted_is_noted_by_the_next_close(tmp_path):
+    """Ctrl-C while close() writes the mark: without it a clean run would count as failed."""
+    main, armed = threading.current_thread(), []
+
+    class Interrupted(SidesThatFail):
+        def replace_side(self, name, data):
+            if armed and threading.current_thread() is main:
+                armed.pop()
+                raise KeyboardInterrupt
+            super().replace_side(name, data)
+
+    ck = opened(Interrupted(tmp_path / "s", Script()))
+    save(ck, 1)
+    armed += [True, True]
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            ck.close()
+    ck.close()
+    assert not ck._life.is_open
+    assert history.source(str(tmp_path / "s")).states() == ["ended"]
+    assert past_failures(tmp_path / "s")[1] == 0
+    with opened(tmp_path / "s", lock_timeout_s=0) as again:
+        assert again.restore().step == 1
 
 
 def test_a_forked_child_writes_nothing(tmp_path, quick):

@@ -46,8 +46,12 @@ def test_a_file_cut_anywhere_is_ours_and_no_run():
 
 
 @pytest.mark.parametrize(
-    "data", [b"x", b"{}", b'{"runs": []}', b"[" * 100_000, b"\xff\xfe", b'{"format": "other", "version": 1}']
-)
+    "data",
+    [
+        b"x", b"{}", b'{"runs": []}', b"[" * 100_000, b"\xff\xfe", b'{"format": "other", "version": 1}',
+        bytes(1000) + b"mine", b'{"form' + bytes(30) + b"x", b'{"form\0at', bytes(runs.LIMIT_BYTES + 1),
+    ],
+)  # fmt: skip
 def test_what_is_not_pcchecks_is_not_ours(data):
     found = runs.read(data)
     assert not found.ours
@@ -62,7 +66,7 @@ def test_a_newer_version_is_left_alone():
 
 def test_what_is_too_large_is_not_parsed():
     found = runs.read(packed(a_run()) + b" " * runs.LIMIT_BYTES)
-    assert (found.runs, found.ours) == ((), True)
+    assert (found.runs, found.ours) == ((), False), "none of ours is so large, nor what a crash leaves of one"
     assert not runs.read(b"x" * (runs.LIMIT_BYTES + 1)).ours
 
 
@@ -192,6 +196,17 @@ def test_what_was_overtaken_is_no_younger_checkpoint():
     feed(account, 1, 9.0, durable_s=5.0, superseded=True)
     assert (account.durable_step, account.saved_at_s, len(account.points())) == (2, 10.0, 1)
     assert sum(account.durable.values()) == 2
+
+
+def test_the_newest_durable_checkpoint_is_not_the_last_that_was_told_of():
+    """Committers tell of what they published in any order; a step that is saved again after a roll-back is newer."""
+    account = Account()
+    feed(account, 5, 10.0, durable_s=1.0)
+    feed(account, 4, 9.0, durable_s=5.0)
+    assert (account.durable_step, account.saved_at_s) == (5, 10.0)
+    assert [point.step for point in account.points()] == [5, 5]
+    account.heard(events.Published(step=2, counter=40, slot=0, seconds=1.0), 20.0)
+    assert (account.durable_step, account.saved_at_s) == (2, 19.0)
 
 
 def test_intervals_are_those_in_which_steps_grew():

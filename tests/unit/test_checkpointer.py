@@ -724,6 +724,27 @@ def test_files_that_were_moved_away_are_not_durable_here(make, tmp_path):
         ck.wait()
 
 
+def test_a_folder_that_was_renamed_takes_on_nothing_that_is_durable(make, tmp_path, monkeypatch):
+    """A restart at the path would find another folder there, or none; the path counts as it was at opening."""
+    monkeypatch.chdir(tmp_path)
+    ck = make(directory="s")
+    monkeypatch.chdir("/")
+    ck.save(1, state(1)).durable.result(30)
+    here, there = tmp_path / "s", tmp_path / "t"
+    here.rename(there)
+    for step, put in ((2, lambda: None), (3, here.mkdir)):
+        put()
+        with pytest.raises(errors.StoreGoneError, match=r"renamed or moved away.* open it anew"):
+            ck.save(step, state(step)).durable.result(30)
+        with pytest.raises(errors.StoreGoneError):
+            ck.wait()
+    here.rmdir()
+    here.symlink_to(there)  # it leads there again: what mounts and links are for
+    ck.save(4, state(4)).durable.result(30)
+    ck.close()
+    assert same(make().restore().state, state(4))
+
+
 def test_saves_that_time_out_leave_no_slot_behind(make, tmp_path):
     """Their files are removed as soon as nobody writes to them any more."""
     slow = ThrottledVolume(Directory(tmp_path / "s", create=True, write=True), total=Rate.steady(300 * KIB))

@@ -16,6 +16,7 @@ import pccheck
 from pccheck import links
 from pccheck.audit import audit
 from pccheck.errors import UsageError
+from pccheck.reading.linkplaces import find_linked
 from pccheck.reports import exit_code
 
 CHUNK = 64 * 1024
@@ -100,6 +101,26 @@ def test_what_is_wrong_is_found(root):
     folders, _, slots = names(root)
     assert slots["9/params/pccheck.json"] == ("unreadable", "damaged")
     assert folders.valid == 1
+
+
+@pytest.mark.parametrize("left", [["pccheck.json", "rank-00000.pcc"], ["rank-00000.pcc"], ["pccheck.json"]])
+def test_what_orbax_never_committed_is_unfinished_whatever_is_left_of_it(root, left):
+    """A kill may come between the list and the rename, or while somebody clears the folder away."""
+    folder = root / "12.orbax-checkpoint-tmp-whole/params"
+    shutil.copytree(root / "10/params", folder)
+    for name in set(os.listdir(folder)) - set(left):
+        (folder / name).unlink()
+    whole = [f"12.orbax-checkpoint-tmp-whole/params/{name}" for name in left if name.endswith(".pcc")]
+    for deep in (False, True):
+        folders, stores, slots = names(root, verify=deep)
+        found = {name: told for name, told in slots.items() if name.startswith("12.")}
+        assert found == dict.fromkeys(whole, ("unfinished", "-"))
+        assert (folders.valid, folders.damaged, exit_code([folders, *stores])) == (2, 0, 0)
+    told = find_linked(root).how_to_open()
+    assert "2 linked folder(s)" in told
+    assert told.endswith(f"such as {root}/10/params")
+    alone, *_ = audit(folder)
+    assert (alone.valid, alone.damaged, [slot.state for slot in alone.slots]) == (0, 0, ["unfinished"] * len(whole))
 
 
 def test_one_file_of_several_that_is_missing_costs_the_folder(tmp_path):

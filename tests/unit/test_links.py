@@ -539,6 +539,36 @@ def test_stale_links_are_dropped_and_nothing_else(tmp_path):
     assert links.drop_stale(temporary / "away", tmp_path / "s") == 0
 
 
+@pytest.mark.parametrize("cut", [1, 2])
+def test_a_list_goes_before_the_file_that_it_lists(tmp_path, monkeypatch, cut):
+    """A kill between the two removals leaves what was never finished, not a list of what is missing."""
+    folder = tmp_path / "9.tmp/item"
+    folder.mkdir(parents=True)
+    (tmp_path / "9.tmp/other").mkdir()
+    with opened(tmp_path / "s") as ck, opened(tmp_path / "t") as other:
+        ck.save(9, state(9), link=folder / links.rank_name(0)).durable.result(WAIT_S)
+        elsewhere = tmp_path / "9.tmp/other" / links.rank_name(0)
+        other.save(9, state(9), metadata={"loss": 9}, link=elsewhere).durable.result(WAIT_S)
+    for each in (folder, tmp_path / "9.tmp/other"):
+        links.finish(each, 1)
+    removals, unlink = [], os.unlink
+
+    def dies(name, **where):
+        unlink(name, **where)
+        removals.append(name)
+        if len(removals) == cut:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "unlink", dies)
+    with pytest.raises(KeyboardInterrupt):
+        links.drop_stale(tmp_path / "9.tmp", tmp_path / "s")
+    monkeypatch.undo()
+    assert removals == [LIST_NAME, links.rank_name(0)][:cut]
+    assert links.drop_stale(tmp_path / "9.tmp", tmp_path / "s") == 2 - cut
+    assert os.listdir(folder) == []
+    assert_whole(tmp_path / "9.tmp/other", 9)
+
+
 def test_the_list_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
     from pccheck.storage import fileio, outside
 

@@ -16,6 +16,7 @@ from pccheck.errors import CapacityError, OptionError, UsageError
 from pccheck.replay import tuned
 from pccheck.replay.contender import check, find, installed
 from pccheck.replay.live import Results, Settings, run
+from pccheck.replay.places import workplace
 from pccheck.replay.told import Job
 from pccheck.replay.trace import Trace
 
@@ -66,6 +67,11 @@ OTHERS = {
     "Leaves": "    def __init__(self, directory):\n        super().__init__(directory)\n        child()\n",
     "Costly": "    def save(self, step, state):\n        time.sleep(0.05)\n",
     "Cheap": "    def save(self, step, state): ...\n",
+    "Scribbles": "    def save(self, step, state): os.write(int(sys.argv[1]), b'\\0\\0\\0\\5hello')\n",
+    "Boasts": "    def save(self, step, state): os.write(int(sys.argv[1]), b'\\x7f\\xff\\xff\\xff')\n",
+    "Answers": "    def restore(self, like):\n"
+    '        text = b\'{"type":"Missing","reason":""}\'\n'
+    "        os.write(int(sys.argv[1]), len(text).to_bytes(4, 'big') + text)\n",
 }
 
 
@@ -79,7 +85,9 @@ def file(tmp_path) -> Path:
     return path
 
 
-def settings(tmp_path: Path, **options: object) -> Settings:
+def settings(tmp_path: Path, *, made: bool = True, **options: object) -> Settings:
+    if made:
+        (tmp_path / "work").mkdir(exist_ok=True)
     small = {"duration_s": 2.0, "restart_s": 0.1, "every": 5, "step_s": 0.01, "state_bytes": 1 << 20, "measure_s": 0.1}
     return Settings(directory=tmp_path / "work", **{**small, **options})
 
@@ -145,6 +153,15 @@ def test_who_restores_what_was_saved_and_who_does_not(tmp_path, file):
     assert_gone(tmp_path, 8)
 
 
+def test_one_that_writes_where_its_process_tells_is_dropped_and_the_others_go_on(tmp_path, file):
+    names = [f"{file}:{c}" for c in ("Scribbles", "Boasts", "Answers", "Sound")]
+    results = run(TRACE, names, settings(tmp_path))
+    assert set(results.failed) == set(names[:3])
+    assert all("wrote something else" in reason for reason in results.failed.values())
+    assert names[3] in [o.contender for o in results.outcomes]
+    assert_gone(tmp_path, 4)
+
+
 def test_a_job_that_is_alive_at_the_end_counts_every_step(tmp_path):
     trace = Trace(losses=(40.0, 41.0), end_s=100.0)
     results = run(trace, ["pccheck"], settings(tmp_path, duration_s=2.0, every={"pccheck": 3}))
@@ -181,6 +198,7 @@ def test_trainers_end_by_themselves_when_their_supervisor_is_killed(tmp_path, fi
         "settings = Settings(directory=Path(sys.argv[1]), duration_s=600, step_s=0.01, measure_s=0.1, state_bytes=0)\n"
         "run(Trace(losses=(1.0,), end_s=1.0), [sys.argv[2]], settings)\n"
     )
+    (tmp_path / "work").mkdir()
     command = [sys.executable, "-c", program, str(tmp_path / "work"), f"{file}:Sound"]
     with subprocess.Popen(command) as supervisor:
         try:
@@ -250,7 +268,7 @@ def test_intervals_are_tuned_before_the_replay(tmp_path):
 )
 def test_names_are_checked_before_anything_is_started(tmp_path, names, told):
     with pytest.raises(UsageError, match=told):
-        run(TRACE, names, settings(tmp_path))
+        run(TRACE, names, settings(tmp_path, made=False))
     assert not (tmp_path / "work").exists()
 
 
@@ -296,11 +314,18 @@ def test_settings_out_of_range_are_refused(field, value):
 def test_the_folder_must_be_usable(tmp_path):
     (tmp_path / "work").write_text("a file")
     with pytest.raises(UsageError, match="is no folder"):
-        run(TRACE, ["pccheck"], settings(tmp_path))
+        run(TRACE, ["pccheck"], settings(tmp_path, made=False))
     (tmp_path / "work").unlink()
     with pytest.raises(UsageError, match="is no folder"):
-        run(TRACE, ["pccheck"], settings(tmp_path))
+        run(TRACE, ["pccheck"], settings(tmp_path, made=False))
     assert not (tmp_path / "work").exists(), "a mistyped name makes no folder"
+
+
+def test_contenders_get_an_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with workplace(Path(), 0) as folder:  # Orbax refuses any other, in a thread of its own
+        assert folder.is_absolute()
+        assert folder.parent == tmp_path
 
 
 def test_no_descriptor_is_left(tmp_path):

@@ -61,6 +61,15 @@ def test_json_round_trip():
     assert json.loads(found.to_json())["samples"][1]["writers_per_checkpoint"] == 1
 
 
+def sample_json() -> bytes:
+    return msgspec.json.encode(sample(GB, 1, 0.1))
+
+
+def test_a_mark_before_the_text_is_no_matter():
+    found = machine(sample(GB, 1, 0.1))
+    assert Machine.from_json(b"\xef\xbb\xbf" + found.to_json()) == found
+
+
 def plain() -> dict:
     return json.loads(machine(sample(GB, 1, 0.1)).to_json())
 
@@ -72,6 +81,9 @@ def plain() -> dict:
         ({"cpus": 0}, r"cpus"),
         ({"copy_bytes_per_s": 0}, r"copy_bytes_per_s"),
         ({"copy_bytes_per_s": "fast"}, r"copy_bytes_per_s"),
+        ({"copy_bytes_per_s": 1e-300}, r"copy_bytes_per_s"),
+        ({"read_bytes_per_s": 1e300}, r"read_bytes_per_s"),
+        ({"samples": [{**json.loads(sample_json()), "period_s": 1e-300}]}, r"period_s"),
         ({"commit_s": -1}, r"commit_s"),
         ({"interference": 1.5}, r"interference"),
         ({"version": 2}, r"version"),

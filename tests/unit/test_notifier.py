@@ -2,6 +2,9 @@
 
 import threading
 import time
+import warnings
+
+import pytest
 
 from pccheck.events import Skipped
 from pccheck.saving import notifier
@@ -101,3 +104,51 @@ def test_where_no_thread_can_be_had_the_next_event_asks_again(monkeypatch):
     notify(event(1))
     assert ticked.wait(10)
     notify.close()
+
+
+def test_a_ctrl_c_within_a_condition_leaves_nothing_locked(monkeypatch):
+    """Entering one runs Python code: an interrupt right after the lock was taken has left it locked for ever."""
+    heard = []
+    notify = Notifier(heard.append)
+    enter = threading.Condition.__enter__
+
+    def interrupted(self):
+        entered = enter(self)
+        if self is notify._wake:
+            raise KeyboardInterrupt
+        return entered
+
+    monkeypatch.setattr(threading.Condition, "__enter__", interrupted)
+    for n in range(20):
+        notify(event(n))
+    notify.add(lambda e: None)
+    notify.remove(heard.clear)
+    notify.close()
+    assert [e.step for e in heard] == list(range(20))
+    assert not notify._thread.is_alive()
+
+
+@pytest.mark.parametrize("fault", [ValueError("mine"), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+@pytest.mark.parametrize("action", ["error", "ignore"])
+def test_the_thread_outlives_whatever_an_observer_raises(fault, action):
+    """A sys.exit() in one, and a warning that is an error, too."""
+    first, second, ticked = [], [], threading.Event()
+
+    def observer(e):
+        first.append(e.step)
+        raise fault
+
+    def tick():
+        ticked.set()
+        raise fault
+
+    with warnings.catch_warnings():
+        warnings.simplefilter(action)
+        notify = Notifier(observer)
+        notify.record(lambda e: e.step == 0, tick, 1000.0)
+        notify.add(lambda e: second.append(e.step))
+        for n in range(5):
+            notify(event(n))
+        assert ticked.wait(10)
+        notify.close()
+    assert first == second == [0, 1, 2, 3, 4]

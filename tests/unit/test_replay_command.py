@@ -92,6 +92,9 @@ def test_without_matplotlib_the_error_says_how_to_get_it(trace, tmp_path, monkey
         ((*JOB, "--scale", "0"), "--scale 0.0 is not allowed"),
         ((*JOB, "--disk-change", "5"), "--disk-change 5 is not allowed: it must be TIME:FACTOR"),
         ((*JOB, "--disk-change", "5:0"), "factor above 0"),
+        ((*JOB, "--disk-change", "1h:1e308"), "1e-6 to 1e6"),
+        ((*JOB, "--stall", "1e-308"), "--stall 1e-308 is not allowed"),
+        ((*JOB, "--slowdown", "1e300"), "at most"),
         ((*JOB, "--jitter", "2"), "--jitter 2.0 is not allowed"),
         ((*JOB, "--slowdown", "0.05"), "for at most 5.0% slower give 1.05"),
         ((*JOB, "--probe", "none.json", "--disk", "1GB/s"), "leave them out"),
@@ -143,6 +146,26 @@ def test_a_trace_without_losses_reads_well(tmp_path):
     assert done.exit_code == 0, done.output
     assert "policies that ask are told that nothing fails" in " ".join(done.output.split())
     assert "or not ended when the trace was" in " ".join(done.output.split())
+
+
+def test_what_would_take_minutes_to_simulate_is_refused_with_the_limit(tmp_path):
+    many = tmp_path / "many.csv"
+    many.write_text("seconds,event\n0,start\n" + "".join(f"{100 * i},loss\n" for i in range(1, 5002)))
+    done = call(str(many), *JOB)
+    assert done.exit_code == 2
+    assert "5,001 losses; up to 5,000 are simulated" in done.stderr
+    long = tmp_path / "long.csv"
+    long.write_text("seconds,event\n0,start\n400000,loss\n900000,end\n")
+    done = call(str(long), "--state", "1MB", "--step", "1s", "--every", "1")
+    assert done.exit_code == 2
+    assert "300,000 saves" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--in-flight", "65"), ("--every", "9" * 30), ("--seed", "-5")])
+def test_numbers_out_of_range_are_refused_at_once(trace, arguments):
+    done = call(trace, *JOB, *arguments)
+    assert done.exit_code == 2
+    assert arguments[0] in done.output
 
 
 def test_live_makes_no_folder_of_a_mistyped_name(trace, tmp_path):

@@ -275,6 +275,14 @@ def test_a_job_is_checked_where_it_is_made(wrong):
         job(**wrong)
 
 
+@pytest.mark.parametrize("at_s", [1e10, 1e12, 1e15])
+def test_the_clock_goes_on_however_late_it_is(at_s):
+    """Where a write ends between two times that the clock can tell apart."""
+    late = trace(end=at_s + 1e3)
+    outcome = simulate(job(step_s=at_s / 3, state_bytes=1, storage=StorageModel(3e6, 3e6)), late, Fixed("f", 1))
+    assert outcome.durable == outcome.saves > 0
+
+
 def test_a_trace_too_long_for_the_steps_is_refused():
     with pytest.raises(OptionError, match="step_s"):
         simulate(job(step_s=1e-9), trace(end=1e6), Fixed("f", 5))

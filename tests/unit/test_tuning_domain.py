@@ -12,13 +12,14 @@ import pytest
 
 from pccheck import tuning
 from pccheck.errors import OptionError, UsageError
+from pccheck.tuning.wanted import Wanted
 
-SECONDS = (-1.0, math.nan, math.inf, "3", None, True, 1j)
+SECONDS = (-1.0, math.nan, math.inf, "3", None, True, 1j, 10**400)
 TIMES = (0.0, *SECONDS)
 MTBF = tuple(bad for bad in TIMES if bad != math.inf)
-WHOLE = (0, -1, 2.5, "3", True, math.nan)
-FRACTION = (0.0, 1.0, 5, -0.1, math.nan, "0.1", True)
-RATIO = (0.05, 0.999, 0.0, -1.0, math.nan, math.inf, "1.05", True)
+WHOLE = (0, -1, 2.5, "3", True, math.nan, 1 << 70)
+FRACTION = (0.0, 1.0, 5, -0.1, math.nan, "0.1", True, 1e-300)
+RATIO = (0.05, 0.999, 0.0, -1.0, math.nan, math.inf, "1.05", True, 1e300)
 
 WORK = {"work_s": (60, TIMES), "stall_s": (0.5, SECONDS), "durable_s": (150, SECONDS)}
 CALLS = [
@@ -148,6 +149,17 @@ def test_numbers_of_numpy_are_numbers():
     assert tuning.slowdown(np.int32(10), step_s=np.float64(1), durable_s=40, in_flight=np.uint8(2)) == 2
 
 
+@pytest.mark.parametrize("field", ["step_s", "mtbf_s", "restart_s", "rpo_s"])
+@pytest.mark.parametrize("bad", [1e-300, 1e300, -1.0, math.nan, math.inf, "3", True, 10**400])
+def test_durations_that_are_told_are_bound(field, bad):
+    good = {"state_bytes": 1 << 30, "step_s": 1.0}
+    for fine in (1e-9, 1e10):
+        assert getattr(Wanted(**{**good, field: fine}), field) == fine
+    with pytest.raises(OptionError) as caught:
+        Wanted(**{**good, field: bad})
+    assert caught.value.field == field
+
+
 def test_a_slowdown_below_1_is_told_what_to_give():
     with pytest.raises(UsageError, match=r"slowdown=0\.05 .*a ratio.*for at most 5\.0% slower give 1\.05"):
         tuning.pccheck_interval(20, in_flight=2, step_s=0.5, slowdown=0.05)
@@ -156,7 +168,9 @@ def test_a_slowdown_below_1_is_told_what_to_give():
 def test_every_formula_of_the_docs_is_there():
     text = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text().split("## Formulas", 1)[1]
     named = re.findall(r"^\|.*\| `(\w+)[^|]*` \|$", text, re.M)
-    functions = {name for name in tuning.__all__ if inspect.getmodule(getattr(tuning, name)).__name__ in ROOMS}
+    functions = {
+        name for name in tuning.__all__ if getattr(inspect.getmodule(getattr(tuning, name)), "__name__", "") in ROOMS
+    }
     classes = {"Bill", "CheckFreq", "Choice", "PipelineTimes", "StateAge"}  # what the functions give
     assert set(named) == functions - classes
 

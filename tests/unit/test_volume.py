@@ -16,7 +16,7 @@ import pytest
 
 from pccheck.errors import CapacityError, ForkedError, FormatError, MediumError, UsageError
 from pccheck.format import CHECK_ADDR_OFFSET, CHECK_BYTES
-from pccheck.storage import checkpage, fileio, forks
+from pccheck.storage import checkpage, fileio, forks, outside
 from pccheck.storage.directory import Directory
 from pccheck.testing.promises import read
 
@@ -280,6 +280,26 @@ def test_copies_where_links_cannot_be(volume, tmp_path, monkeypatch):
     assert os.listdir(kept) == ["1-c1.pcc"]
 
 
+def test_what_is_no_half_copy_stops_no_opening(volume, tmp_path):
+    """Only regular files are left half done by a writer: what else has such a name is somebody's, and is left alone."""
+    store = tmp_path / "store"
+    (store / "kept").mkdir()
+    (tmp_path / "mine").write_bytes(b"mine")
+    for folder in (store, store / "kept"):
+        (folder / ".x.half").mkdir()
+        (folder / ".x.half/mine").write_bytes(b"mine")
+        (folder / ".y.half").symlink_to(tmp_path / "mine")
+        os.mkfifo(folder / ".z.half")
+        (folder / ".w.half").write_bytes(b"left by a writer")
+    assert volume.lock()
+    for folder in (store, store / "kept"):
+        assert sorted(name for name in os.listdir(folder) if name.endswith(".half")) == [
+            ".x.half", ".y.half", ".z.half"
+        ]  # fmt: skip
+        assert (folder / ".x.half/mine").read_bytes() == b"mine"
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
 # -- CHECK -------------------------------------------------------------------------------------------------------------
 
 
@@ -475,3 +495,41 @@ def test_children_have_no_descriptors_however_they_are_timed(volume):
         stop.set()
         for thread in threads:
             thread.join(LONG_S)
+
+
+# -- where it is -------------------------------------------------------------------------------------------------------
+
+
+def test_tells_whether_its_path_leads_to_it(volume, tmp_path):
+    store, away = tmp_path / "store", tmp_path / "away"
+    assert volume.is_at_path()
+    store.rename(away)
+    assert not volume.is_at_path()
+    store.mkdir()
+    assert not volume.is_at_path()
+    store.rmdir()
+    store.write_text("")
+    assert not volume.is_at_path()
+    store.unlink()
+    store.symlink_to(away)
+    assert volume.is_at_path()
+
+
+def test_a_path_that_may_not_be_looked_at_is_believed(tmp_path):
+    """A job that gives up its rights once its store is open goes on."""
+    closed, store = tmp_path / "closed", tmp_path / "closed/store"
+    store.mkdir(parents=True)
+
+    def child():
+        fd = os.open(store, os.O_RDONLY | os.O_DIRECTORY)
+        closed.chmod(0)
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with pytest.raises(PermissionError):
+            os.stat(store)
+        assert outside.leads_to(str(store), fd)
+
+    try:
+        assert in_child(child) == 0
+    finally:
+        closed.chmod(0o700)
