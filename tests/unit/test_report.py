@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -132,16 +133,23 @@ def test_what_is_no_store_is_a_usage_error(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed to read as")
-def test_a_read_only_folder_can_be_reported(tmp_path):
+def test_a_read_only_folder_can_be_reported():
     """By a user who may not write there, and the folder is as it was."""
-    save(tmp_path / "s", 1, 2)
-    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "s").iterdir()}
-    for folder in (tmp_path / "s", *tmp_path.parents[:2], tmp_path):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    program = f"import os, pccheck; os.seteuid(65534); print(pccheck.report({str(tmp_path / 's')!r}).last.reached_step)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "2\n", done.stderr
-    assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "s").iterdir()}
+    with tempfile.TemporaryDirectory() as folder:  # others may not pass through pytest's own
+        store = Path(folder, "s")
+        save(store, 1, 2)
+        before = {p.name: p.stat().st_mtime_ns for p in store.iterdir()}
+        for each in (store, store.parent):
+            each.chmod(0o755)
+        program = f"""
+import os, pccheck
+pccheck.report({str(store)!r})  # loads what it needs, which others may not read where it is installed
+os.seteuid(65534)
+print(pccheck.report({str(store)!r}).last.reached_step)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "2\n", done.stderr
+        assert before == {p.name: p.stat().st_mtime_ns for p in store.iterdir()}
 
 
 # -- several ranks, other numbers of ranks ----------------------------------------------------------------------------
