@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from concurrent.futures import CancelledError
 
 import jax
