@@ -10,8 +10,8 @@ import json
 import os
 import shutil
 import time
-from contextlib import suppress
 from concurrent.futures import CancelledError
+from contextlib import suppress
 
 import jax
 import jax.numpy as jnp
