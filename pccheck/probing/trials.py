@@ -13,7 +13,7 @@ from pccheck.probing.place import SHARE
 
 TINY_BYTES = 64 * 1024  # a checkpoint whose bytes cost nothing: what is left is the commit
 LEAST_BYTES = 16 * MIB
-MOST_BYTES = 512 * MIB  # unless told: larger ones were seen to reach no higher rate
+MOST_BYTES = 256 * MIB  # unless told: larger ones were seen to reach no higher rate
 SLOT_EXTRA_BYTES = MIB  # of a slot beside its state: record, manifest, padding
 CHECK_BYTES = 64 * 1024
 LEAST_SAVES, MOST_SAVES = 5, 40  # that a trial measures

@@ -269,6 +269,8 @@ def test_what_is_wrong_is_named_by_its_option(
     arguments: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "--plot" in arguments:
+        pytest.importorskip("matplotlib")
     done = run("advise", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("pccheck advise: ")
