@@ -21,7 +21,7 @@ from pccheck.reading.places import rank_stores
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import SideFiles, Volume
 
-SILENT_S = 120.0  # a run on another machine that was not heard of for so long is over; it tells every 30 s
+SILENT_S = 120.0  # a run on another machine that was not heard of for so long is over; it tells every 2 s
 
 
 @final

@@ -181,9 +181,10 @@ class _Watched:
     def tell(self, families: _Families) -> None:
         stats, store = self._checkpointer.stats(), self._checkpointer.path
         other_s = max(0.0, stats.save_s - stats.copy_wait_s - stats.slot_wait_s)
-        gates_s = max(0.0, stats.fence_wait_s - stats.copy_wait_s)
         _tell_saves(families, store, stats)
-        _tell_waits(families, store, (stats.copy_wait_s, stats.slot_wait_s, gates_s, other_s), stats.pool_wait_s)
+        _tell_waits(
+            families, store, (stats.copy_wait_s, stats.slot_wait_s, stats.gate_wait_s, other_s), stats.pool_wait_s
+        )
         with self._lock:
             families.counter("written_bytes", "Bytes of checkpoints written.", self._bytes, store=store)
             text = "Seconds from save() to durable."

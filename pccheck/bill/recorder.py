@@ -145,8 +145,7 @@ class Recorder:
             returned_at_s=round(known.returned_at_s, 3), returned=known.returned, saves=stats.saves,
             committed=stats.committed, superseded=stats.superseded, skipped=stats.skipped, failed=stats.failed,
             retries=stats.retries, save_s=stats.save_s, slot_wait_s=stats.slot_wait_s, copy_wait_s=stats.copy_wait_s,
-            # What `save()` waited for copies is in both.
-            gate_wait_s=max(0.0, stats.fence_wait_s - stats.copy_wait_s), pool_wait_s=stats.pool_wait_s,
+            gate_wait_s=stats.gate_wait_s, pool_wait_s=stats.pool_wait_s,
             first_save_s=known.first_save_s, written_bytes=known.written_bytes, state_bytes=known.state_bytes,
             durable=dict(known.durable), durable_worst_s=known.durable_worst_s, durable_step=known.durable_step,
             saved_at_s=round(known.saved_at_s, 3), age_s2=age_s2, age_worst_s=round(age_worst_s, 3),

@@ -15,7 +15,7 @@ from pccheck.bill.history import past_failures
 from pccheck.checkpointer import Checkpointer
 from pccheck.control import asked
 from pccheck.control.council import Council
-from pccheck.control.deciding import Decider, Plan
+from pccheck.control.deciding import LEAST_STEPS, LOOK_STEPS, Decider, Plan
 from pccheck.control.lastsave import Answer, LastSave
 from pccheck.control.sensors import Sensors
 from pccheck.errors import PccheckError, RanksError, UsageError
@@ -24,8 +24,6 @@ from pccheck.saving.save import Save
 from pccheck.tuning.law import MOST_STEPS, PROFILE_STEPS, IntervalLaw
 
 _DECISIONS = 256  # that are remembered
-_LEAST_STEPS = 8  # between decisions: of fewer steps too little can be told
-_LOOK = 3  # steps after which it is looked at how long one takes: the profile is bounded in seconds, too
 _SETTLE_S = 0.05  # that the words of other ranks get to arrive before anybody needs them
 _NEVER = 1 << 64
 _SHARE = 100  # of all steps: the profile takes one in so many, as CheckFreq's does
@@ -222,17 +220,17 @@ class Controller:
         if not self._apart:
             lead = self._lead()
             if not self._known_s:
-                self._decide_within(step, min(_LOOK, self.interval), lead)
+                self._decide_within(step, min(LOOK_STEPS, self.interval), lead)
                 self._save_at = self._decide_at
                 return
-            saves = math.ceil(max(_LEAST_STEPS, 2 * lead + 1) / self.interval)
+            saves = math.ceil(max(LEAST_STEPS, 2 * lead + 1) / self.interval)
             self._decide_within(step, saves * self.interval, lead)
 
     def _lead(self) -> int:
         """Give the steps in which the words of other ranks arrive; before the step time is known, a third of a look."""
         if self._ck.world == 1:
             return 0
-        return max(1, math.ceil(_SETTLE_S / self._known_s)) if self._known_s else min(_LOOK, self.interval) // 3
+        return max(1, math.ceil(_SETTLE_S / self._known_s)) if self._known_s else min(LOOK_STEPS, self.interval) // 3
 
     def _decide_within(self, step: int, steps: int, lead: int) -> None:
         self._decide_at = step + steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, final
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from pccheck.tuning.law import IntervalLaw
 from pccheck.tuning.windows import Window
 
+LEAST_STEPS = 8  # between decisions: of fewer too little can be told
+LOOK_STEPS = 3  # after which it is looked at how long one takes: the profile is bounded in seconds, too
 _CLEAN_STEPS = 8  # that a step time is measured with
 _STALE = 32  # windows without so many, after which a save is held back for them
 _LONGEST = 2  # intervals, and those in flight, for which it is held back at most
@@ -39,20 +42,10 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank measured: a glance, and the fields of a `Window`."""
+    """What one rank measured since the last decision."""
 
     glance: Glance
-    step_s: float
-    window_s: float
-    saves: int
-    durable_s: float | None
-    service_s: float | None
-    stall_s: float
-    slot_wait_s: float
-    held_back: bool
-    error_s: float
-    shared_error_s: float
-    pause_s: float
+    window: Window
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +91,6 @@ class Decider:
         self._in_flight, self._slowdown = in_flight, slowdown
         self._stale = 0  # windows in a row without enough clean steps
 
-    def holds(self, glances: Sequence[Glance]) -> bool:
-        """Tell whether a save that is due is to be held back."""
-        return bool(self.held_for(glances))
-
     def held_for(self, glances: Sequence[Glance]) -> Why:
         """Tell for what a save that is due is to be held back; "" = it is not."""
         law = self.law
@@ -123,7 +112,7 @@ class Decider:
 
     def decide(self, words: Sequence[Word]) -> Plan:
         """Give what all do, from what each measured."""
-        after = max(self.law.steps_to_go(one.glance.steps, one.glance.fastest_s or one.step_s) for one in words)
+        after = max(self.law.steps_to_go(one.glance.steps, one.glance.fastest_s or one.window.step_s) for one in words)
         if after:
             return self._plan(held="profile", after=after)
         if held := self.held_for([one.glance for one in words]):
@@ -148,12 +137,11 @@ def _more(seconds: float | None, than_s: float) -> bool:
 
 def _joined(words: Sequence[Word]) -> Window:
     """Give the window of the rank that checkpoints slow down most, with the worst of storage of any."""
-    most = max(words, key=lambda one: (one.window_s - one.glance.steps * one.step_s) / (one.glance.steps * one.step_s))
-    return Window(
-        steps=most.glance.steps, step_s=most.step_s, window_s=most.window_s, stall_s=most.stall_s,
-        slot_wait_s=max(one.slot_wait_s for one in words), saves=max(one.saves for one in words),
-        durable_s=max((one.durable_s for one in words if one.durable_s is not None), default=None),
-        service_s=max((one.service_s for one in words if one.service_s is not None), default=None),
-        held_back=any(one.held_back for one in words), error_s=most.error_s,
-        shared_error_s=most.shared_error_s, pause_s=most.pause_s,
+    windows = [one.window for one in words]
+    return replace(
+        max(windows, key=lambda one: one.overhead),
+        slot_wait_s=max(one.slot_wait_s for one in windows), saves=max(one.saves for one in windows),
+        durable_s=max((one.durable_s for one in windows if one.durable_s is not None), default=None),
+        service_s=max((one.service_s for one in windows if one.service_s is not None), default=None),
+        held_back=any(one.held_back for one in windows),
     )  # fmt: skip

@@ -13,7 +13,6 @@ import msgspec
 from pccheck.checkpointer import Checkpointer
 from pccheck.control.flights import Flights
 from pccheck.control.rescue import Move, Prospect, decide, joined, predicted
-from pccheck.control.sensors import in_flight
 from pccheck.errors import PccheckError, RanksError
 from pccheck.saving.save import Save
 
@@ -88,7 +87,7 @@ class LastSave:
         One that ended without a word must not be waited for: the notice would pass with nothing done.
         """
         while not self._flights.await_end(ends, min(_TOLD_S, self._left_s())):
-            if not in_flight(self._ck):
+            if not self._ck.stats().in_flight:
                 self._flights.forget()
                 return True
             if self._left_s() <= 0:
@@ -113,8 +112,8 @@ class LastSave:
         return decide(together)
 
     def _prospect(self) -> Prospect:
-        told = self._flights.await_told(lambda: in_flight(self._ck), min(_TOLD_S, max(0.0, self._left_s())))
-        if not told and not in_flight(self._ck):
+        told = self._flights.await_told(lambda: self._ck.stats().in_flight, min(_TOLD_S, max(0.0, self._left_s())))
+        if not told and not self._ck.stats().in_flight:
             self._flights.forget()
         running, took = self._flights.running(), self._flights.worst()
         service_s, durable_s = (None, None) if took is None else (took.service_s, self._flights.quickest_s)

@@ -11,6 +11,7 @@ from pccheck.control.deciding import Glance, Why, Word
 from pccheck.control.flights import Flights, Took
 from pccheck.control.meter import Meter, Sums
 from pccheck.saving.stats import Stats
+from pccheck.tuning.windows import Window
 
 _REGULAR = 8  # calls in a row with the same stride, before that many steps are taken to be done between two
 _ODD = 16  # calls in a row that count for nothing; more count as one step each, or a profile might never end
@@ -127,7 +128,7 @@ class Sensors:
 
     def glance(self) -> Glance:
         """Give what is seen now."""
-        running, sums = in_flight(self._ck), self._meter.sums
+        running, sums = self._ck.stats().in_flight, self._meter.sums
         left_s = self.flights.left_s() if running else None
         fastest_s = self._meter.fastest_s
         return Glance(
@@ -147,12 +148,13 @@ class Sensors:
         sums, took = self._meter.cut(), self.flights.cut()
         self._offered = sums, took
         measured = self._meter.measured(sums)
-        return Word(
-            glance=glance, step_s=max(1e-9, measured.step_s), window_s=measured.window_s, saves=sums.saves,
+        window = Window(
+            steps=sums.steps, step_s=max(1e-9, measured.step_s), window_s=measured.window_s, saves=sums.saves,
             durable_s=None if took is None else took.durable_s, service_s=None if took is None else took.service_s,
             stall_s=sums.waited_s, slot_wait_s=sums.slot_wait_s, held_back=sums.held_back, error_s=measured.error_s,
             shared_error_s=measured.shared_error_s, pause_s=measured.pause_s,
         )  # fmt: skip
+        return Word(glance=glance, window=window)
 
     def settle(self) -> None:
         """Note that it was decided on what was offered."""
@@ -171,12 +173,6 @@ class Sensors:
         self._ck.unsubscribe(self.flights)
 
 
-def in_flight(ck: Checkpointer) -> int:
-    """Give how many saves of a Checkpointer are in flight."""
-    stats = ck.stats()
-    return stats.saves - stats.committed - stats.superseded - stats.skipped - stats.failed
-
-
 def _waited_s(stats: Stats) -> float:
-    """Give what was waited in all, but for places; what `save()` waited for copies is in two of these sums."""
-    return stats.save_s - stats.slot_wait_s + max(0.0, stats.fence_wait_s - stats.copy_wait_s)
+    """Give what was waited in all, but for places."""
+    return stats.save_s - stats.slot_wait_s + stats.gate_wait_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import final
 
-from pccheck.control.deciding import Decider, Glance, Word
+from pccheck.control.deciding import LEAST_STEPS, LOOK_STEPS, Decider, Glance, Word
 from pccheck.replay.job import Job, Outcome
 from pccheck.replay.policy import Policy, Watch
 from pccheck.replay.timeline import Segment, Timeline
@@ -13,9 +13,6 @@ from pccheck.replay.trace import Trace
 from pccheck.tuning import checkfreq, checkfreq_retuned
 from pccheck.tuning.law import PROFILE_STEPS, IntervalLaw
 from pccheck.tuning.windows import Window
-
-# As the Controller does: how many steps it decides on at least, and after how many it looks how long they take.
-LEAST_STEPS, LOOK = 8, 3
 
 
 @final
@@ -136,7 +133,7 @@ class ControllerLoop(Policy):
     def interval(self) -> int:
         """Steps between saves, or until the length of a step is looked at."""
         law = self._decider.law
-        return law.interval if law.step_s else min(LOOK, law.interval)
+        return law.interval if law.step_s else min(LOOK_STEPS, law.interval)
 
     def asked(self, watch: Watch) -> int:
         """Have the Controller's decider decide, as one that is alone does: a save held back is asked for every step."""
@@ -170,22 +167,9 @@ class ControllerLoop(Policy):
 
 def _word(watch: Watch, durable_s: float) -> Word:
     """Give what was measured, in the Controller's words."""
-    window = watch.window()
     left_s = 0.0 if not watch.running else durable_s - watch.oldest_s if watch.oldest_s < durable_s else None
-    return Word(
-        glance=Glance(running=watch.running, left_s=left_s, steps=watch.steps, clean=watch.clean),
-        step_s=window.step_s,
-        window_s=window.window_s,
-        saves=window.saves,
-        durable_s=window.durable_s,
-        service_s=window.service_s,
-        stall_s=window.stall_s,
-        slot_wait_s=window.slot_wait_s,
-        held_back=window.held_back,
-        error_s=window.error_s,
-        shared_error_s=window.shared_error_s,
-        pause_s=0.0,
-    )
+    glance = Glance(running=watch.running, left_s=left_s, steps=watch.steps, clean=watch.clean)
+    return Word(glance=glance, window=watch.window())
 
 
 def ideal(job: Job, trace: Trace) -> Outcome:

@@ -41,6 +41,16 @@ class Stats:
     retries: int = 0
     pipeline: str = ""
 
+    @property
+    def in_flight(self) -> int:
+        """How many saves have begun and not ended."""
+        return self.saves - self.committed - self.superseded - self.skipped - self.failed
+
+    @property
+    def gate_wait_s(self) -> float:
+        """What fences and gates waited outside of `save()`: what it waited for copies is in `fence_wait_s`, too."""
+        return max(0.0, self.fence_wait_s - self.copy_wait_s)
+
 
 @final
 class Tally:

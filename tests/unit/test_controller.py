@@ -490,18 +490,18 @@ def test_what_was_waited_for_saves_is_a_cost_however_rare():
 def test_the_decider_holds_for_a_place_for_the_first_and_for_clean_steps():
     law = IntervalLaw(in_flight=2, profile_steps=20)
     decider = Decider(law, in_flight=2, slowdown=1.05)
-    assert decider.holds([Glance(running=1, left_s=None, steps=10, clean=0)]), "the first is not durable yet"
-    assert not decider.holds([Glance(running=0, left_s=None, steps=10, clean=0)])
+    assert decider.held_for([Glance(running=1, left_s=None, steps=10, clean=0)]), "the first is not durable yet"
+    assert not decider.held_for([Glance(running=0, left_s=None, steps=10, clean=0)])
     from tests.unit.test_law import settled
 
     settled(law, durable_s=20.0, service_s=10.0)
     assert law.interval == 10
-    assert not decider.holds([Glance(running=1, left_s=None, steps=10, clean=0)])
-    assert decider.holds([Glance(running=2, left_s=0.4, steps=10, clean=0)])
+    assert not decider.held_for([Glance(running=1, left_s=None, steps=10, clean=0)])
+    assert decider.held_for([Glance(running=2, left_s=0.4, steps=10, clean=0)])
     free, full = (Glance(running=n, left_s=None, steps=10, clean=0) for n in (0, 2))
     soon = Glance(running=2, left_s=0.4, steps=10, clean=0)
-    assert not decider.holds([free, soon]), "several ranks may wait a little"
-    assert decider.holds([free, full]), "one rank without a place is enough"
+    assert not decider.held_for([free, soon]), "several ranks may wait a little"
+    assert decider.held_for([free, full]), "one rank without a place is enough"
 
 
 def test_it_decides_for_a_training_state_behind_an_attached_optimizer(tmp_path):
