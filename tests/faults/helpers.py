@@ -73,15 +73,15 @@ def records(directory: Path) -> dict[Path, format.Record]:
     return found
 
 
-def open_descriptors() -> int:
-    """Give how many files this process has open; sockets and pipes may be another library's, of an earlier test."""
-    count = 0
+def open_files() -> list[str]:
+    """Give the files this process has open; sockets and pipes may be another library's, of an earlier test."""
+    paths = []
     for name in os.listdir("/proc/self/fd"):
         try:
-            count += os.readlink(f"/proc/self/fd/{name}").startswith("/")
+            paths.append(os.readlink(f"/proc/self/fd/{name}"))
         except FileNotFoundError:
             pass  # that of the listing itself
-    return count
+    return sorted(path for path in paths if path.startswith("/"))
 
 
 def threads_of_pccheck() -> int:

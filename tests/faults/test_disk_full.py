@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -14,7 +15,7 @@ from pccheck.audit import audit, exit_code
 from pccheck.errors import CapacityError, MediumError
 from pccheck.storage.directory import Directory
 from pccheck.testing.faults import Fault, FaultyVolume, Script
-from tests.faults.helpers import CHUNK, WAIT_S, make_state, open_descriptors, pool_of, run_python, slot_files, step_of
+from tests.faults.helpers import CHUNK, WAIT_S, make_state, open_files, pool_of, run_python, slot_files, step_of
 
 MIB = 1 << 20
 BIG = 64 * 1024  # chunks begin at multiples of this, so that no space is lost between them
@@ -26,10 +27,12 @@ def free(disk: Path) -> int:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """Take all space but `leave` bytes."""
+    """Take all space but `leave` bytes, also where a line of the store's history takes some of it meanwhile."""
     ballast = disk / "ballast"
     with ballast.open("wb") as f:
-        os.posix_fallocate(f.fileno(), 0, free(disk) - leave)
+        while (more := free(disk) - leave) > 0:
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(f.fileno(), f.seek(0, os.SEEK_END), more)
     return ballast
 
 
@@ -38,7 +41,7 @@ def test_a_disk_too_small_for_the_first_save(small_disk, pipeline):
     """Case 17: the error comes from `save()` at step 1 and says where, how much is needed, how much is free."""
     disk = small_disk(4 * MIB)
     with pccheck.Checkpointer(disk / "s", chunk_bytes=BIG, pipeline=pipeline) as ck:
-        before, fds = free(disk), open_descriptors()
+        before, fds = free(disk), open_files()
         for _ in range(3):
             with pytest.raises(CapacityError) as caught:
                 ck.save(1, make_state(1, 2 * MIB))
@@ -49,7 +52,7 @@ def test_a_disk_too_small_for_the_first_save(small_disk, pipeline):
             assert f"{error.needed_bytes:,}" in str(error)
             assert f"{error.free_bytes:,}" in str(error)
         assert free(disk) == before
-        assert open_descriptors() == fds
+        assert open_files() == fds
         assert slot_files(disk / "s") == []
         assert (ck.latest(), ck.restore()) == (None, None)
         ck.raise_errors()  # what `save()` raised itself is not told of again
@@ -109,11 +112,11 @@ def test_opening_on_a_full_disk(small_disk):
     ballast = fill(disk, 8192)
     with pytest.raises(CapacityError, match="CHECK"):
         pccheck.Checkpointer(disk / "s")
-    fds = open_descriptors()
+    fds = open_files()
     for _ in range(10):
         with pytest.raises(CapacityError):
             pccheck.Checkpointer(disk / "s")
-    assert open_descriptors() == fds
+    assert open_files() == fds
     ballast.unlink()
     with pccheck.Checkpointer(disk / "s", chunk_bytes=BIG) as ck:
         assert ck.save(1, make_state(1)).durable.result(WAIT_S) == 1

@@ -13,7 +13,7 @@ import pytest
 
 import pccheck
 from pccheck.audit import audit, exit_code
-from tests.faults.helpers import WAIT_S, open_descriptors, step_of
+from tests.faults.helpers import WAIT_S, open_files, step_of
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 3.0
@@ -93,7 +93,7 @@ def test_every_look_is_whole_and_as_new_as_was_promised(fast_path, tmp_path, wri
     start, stop = writer
     directory = (fast_path if place == "memory" else tmp_path) / "s"
     promised = start(directory, keep, pipeline)
-    restores, newest, fds = 0, 0, open_descriptors()
+    restores, newest, fds = 0, 0, len(open_files())
     until = time.monotonic() + SECONDS
     with pccheck.open(directory) as view:
         while time.monotonic() < until:
@@ -109,7 +109,7 @@ def test_every_look_is_whole_and_as_new_as_was_promised(fast_path, tmp_path, wri
             leaf = view["w"]
             assert (leaf == leaf[0]).all()
     assert restores > 10
-    assert open_descriptors() <= fds
+    assert len(open_files()) <= fds
     steps = stop()
     assert steps > 100
     with pccheck.open(directory) as view:

@@ -165,10 +165,10 @@ def test_what_was_waited_before_a_pause_counts_and_a_step_may_end_in_one():
         ck.advance(at + 5.0)
     ck.advance(ck.now + 1.0)
     step(at)
-    word = sensors.word()
-    assert word.stall_s == pytest.approx(2.0)
-    assert word.step_s == pytest.approx(0.5), "nothing is left of the first step, a second of the other"
-    assert word.pause_s == pytest.approx(17.0)
+    window = sensors.word().window
+    assert window.stall_s == pytest.approx(2.0)
+    assert window.step_s == pytest.approx(0.5), "nothing is left of the first step, a second of the other"
+    assert window.pause_s == pytest.approx(17.0)
 
 
 def test_a_step_time_that_drifts_is_followed():
