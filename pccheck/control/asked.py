@@ -7,15 +7,7 @@ from collections.abc import Callable
 
 from pccheck.errors import OptionError, UsageError
 
-LEAST_STEP, MOST_STEP = -(1 << 63), (1 << 63) - 1
 _ENDLESS_S = 1e8  # more than any wait can take
-
-
-def whole(field: str, value: object, least: int, most: int = MOST_STEP) -> int:
-    """Give a whole number from `least` to `most`; raises OptionError."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise OptionError(field, value, f"a whole number, at least {least}, at most {most}")
-    return value
 
 
 def seconds_left(value: object) -> float:

@@ -20,12 +20,14 @@ from pccheck.control.lastsave import Answer, LastSave
 from pccheck.control.sensors import Sensors
 from pccheck.errors import PccheckError, RanksError, UsageError
 from pccheck.events import IntervalChosen
+from pccheck.options import check_whole_number
 from pccheck.saving.save import Save
 from pccheck.tuning.law import MOST_STEPS, PROFILE_STEPS, IntervalLaw
 
 _DECISIONS = 256  # that are remembered
 _SETTLE_S = 0.05  # that the words of other ranks get to arrive before anybody needs them
 _NEVER = 1 << 64
+_MOST = (1 << 63) - 1  # as steps
 _SHARE = 100  # of all steps: the profile takes one in so many, as CheckFreq's does
 
 
@@ -87,14 +89,16 @@ class Controller:
                 f"a Controller needs the Checkpointer whose saves it times; it was given {type(ck).__name__}"
             )
         clock = asked.clock_of(clock)
-        profile_steps = asked.whole("profile_steps", profile_steps, 2, MOST_STEPS)
+        check_whole_number("profile_steps", profile_steps, 2, MOST_STEPS)
+        check_whole_number("max_interval", max_interval, 1, _MOST)
         if total_steps is not None:
-            profile_steps = max(2, min(profile_steps, asked.whole("total_steps", total_steps, 1) // _SHARE))
+            check_whole_number("total_steps", total_steps, 1, _MOST)
+            profile_steps = max(2, min(profile_steps, total_steps // _SHARE))
         uptime_s, failures = _past(ck)
         law = IntervalLaw(
             in_flight=ck.options.in_flight, slowdown=slowdown, stall_fraction=stall_fraction, mtbf_s=mtbf_s,
             prior_failures=prior_failures, restart_s=0.0 if restart_s is None else restart_s, rpo_s=rpo_s,
-            profile_steps=profile_steps, max_interval=asked.whole("max_interval", max_interval, 1), failures=failures,
+            profile_steps=profile_steps, max_interval=max_interval, failures=failures,
             uptime_s=uptime_s,
         )  # fmt: skip
         self._ck, self._clock = ck, clock
@@ -120,8 +124,7 @@ class Controller:
         It takes some microseconds; where ranks decide, once in an interval at most, some more. Asked again about the
         same step it gives the same answer. A step before the last one, as after a roll-back, begins a new interval.
         """
-        if type(step) is not int or not asked.LEAST_STEP <= step <= asked.MOST_STEP:
-            step = arguments.step(step)
+        step = arguments.step(step)
         if self._inside:
             raise asked.entered("due")
         try:
@@ -173,7 +176,7 @@ class Controller:
         """
         step = arguments.step(step)
         seconds = asked.seconds_left(seconds)
-        fresh_steps = asked.whole("fresh_steps", fresh_steps, 0)
+        check_whole_number("fresh_steps", fresh_steps, 0, _MOST)
         make_state = state if callable(state) else lambda: state
         if self._inside:
             raise asked.entered("save_by")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -31,8 +30,11 @@ def fill(disk: Path, leave: int) -> Path:
     ballast = disk / "ballast"
     with ballast.open("wb") as f:
         while (more := free(disk) - leave) > 0:
-            with contextlib.suppress(OSError):
+            try:
                 os.posix_fallocate(f.fileno(), f.seek(0, os.SEEK_END), more)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
     return ballast
 
 
