@@ -53,7 +53,7 @@ def ratio(field: str, value: float) -> float:
 def share(field: str, value: float) -> float:
     """Give a fraction between 0 and 1, both excluded, and not below 1e-9; raise OptionError for any other value."""
     number = _number(value)
-    if not _LEAST_SHARE <= number < 1:
+    if not LEAST_SHARE <= number < 1:
         raise OptionError(field, value, "a fraction of the time, from 1e-9 to less than 1 (0.05 = 5 %)")
     return number
 
@@ -84,7 +84,7 @@ def at_most(value: float) -> int:
 LEAST_S, MOST_S = 1e-9, 1e10  # 300 years
 _MOST = (1 << 63) - 1
 _STEEPEST = 1e9  # of slowdowns
-_LEAST_SHARE = 1e-9
+LEAST_SHARE = 1e-9
 _ROUNDING = 1e-9  # 12 s / (2 * 0.6 s) must be 10 steps, not 11
 
 

@@ -14,7 +14,7 @@ import math
 from collections import deque
 from typing import final
 
-from pccheck.tuning.domain import at_least, not_negative, positive, ratio, share, whole
+from pccheck.tuning.domain import LEAST_SHARE, at_least, not_negative, positive, ratio, share, whole
 from pccheck.tuning.intervals import Choice, choose_interval
 from pccheck.tuning.stalls import Stalls
 from pccheck.tuning.tries import Tries
@@ -79,7 +79,8 @@ class IntervalLaw:
         self._in_flight = whole("in_flight", in_flight)
         self._slowdown = self.slowdown = ratio("slowdown", SLOWDOWN if slowdown is None else slowdown)
         weighed = slowdown is None and mtbf_s is not None
-        default = _UNBOUNDED if weighed else min(_UNBOUNDED, self._slowdown - 1) or 0.05
+        over = max(self._slowdown - 1, LEAST_SHARE) if self._slowdown > 1 else 0.05
+        default = _UNBOUNDED if weighed else min(_UNBOUNDED, over)
         self._bound = default if stall_fraction is None else share("stall_fraction", stall_fraction)
         self._prior_mtbf_s = None if mtbf_s is None else positive("mtbf_s", mtbf_s)
         self._prior_failures = positive("prior_failures", prior_failures, what="a number of failures")

@@ -274,6 +274,13 @@ def test_it_always_decides_within_its_range(windows, in_flight, slowdown, mtbf_s
             assert decision.reason
 
 
+def test_a_slowdown_next_to_none_is_no_error_in_a_running_job():
+    law = IntervalLaw(in_flight=1, slowdown=math.nextafter(1.0, 2.0), max_interval=5000)
+    for _ in range(30):
+        law.observed(Window(steps=10, step_s=1.0, window_s=10.5, durable_s=1.0, stall_s=0.5))
+    assert law.interval == 5000
+
+
 # -- the cost of a checkpoint -----------------------------------------------------------------------------------------
 
 
