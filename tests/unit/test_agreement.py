@@ -295,6 +295,28 @@ def test_a_rank_waits_at_its_end_until_the_others_know(ranks):
     closing.result(20)
 
 
+def test_a_rank_does_not_wait_for_one_that_knew_and_went(ranks):
+    """Rank 1 hears that rank 0 leaves, goes and takes its blob away, all between two looks of rank 0 (seen)."""
+    place = Place(2)
+    two = join(ranks(place))
+    place.hold_back(1)
+    for a in two:
+        report(a, 1)
+    assert two[0].wait_verdict(1, 20).outcome is Outcome.AGREED
+    place.hold_back(0)
+    began = time.monotonic()
+    pool = ThreadPoolExecutor(2)
+    closing = pool.submit(two[0].close, 30)
+    while not two[0]._channel.member.left:
+        time.sleep(0.001)
+    place.seen_by[1] = place.blobs
+    pool.submit(two[1].close, 30).result(20)
+    assert place.blobs[1] is None
+    place.seen_by[0] = place.blobs
+    closing.result(20)
+    assert time.monotonic() - began < 20
+
+
 def test_the_last_to_leave_leaves_nothing_behind():
     place = Place(3)
     three = join([Agreement(place.of(r)) for r in range(3)])

@@ -235,6 +235,18 @@ def test_answers_are_told_until_all_have_them(three):
     assert list(three.members[1].answers(again)) == [0]
 
 
+def test_a_rank_that_has_gone_need_not_know(three):
+    """It took its blob away when it heard that all leave, before others had read its last words."""
+    save(three, 5, 0, 1, 2)
+    three.talk(0, 1)
+    three.talk(2)
+    assert not three.members[2].all_know
+    three.blobs[:2] = [None, None]
+    three.members[2].hear(three.blobs)
+    assert three.members[2].all_know
+    assert three.members[2].all_left
+
+
 def test_all_know_and_all_left(three):
     save(three, 5, 0, 1, 2)
     three.talk(0, 1)
