@@ -81,6 +81,13 @@ def link(options: Options, given: Link | None) -> Link | None:
     return given if given is None or callable(given) else path(given, "link")
 
 
+def recycled(options: Options, given: object) -> str:
+    """Give the path of a file that was linked out of the store; raises UsageError."""
+    if options.keep:
+        raise UsageError("recycle() needs a store of links, opened with keep=0: others use their slots again anyway")
+    return path(given, "path")
+
+
 def check_callable(**given: tuple[object, str]) -> None:
     """Raise UsageError for an argument (`name=(value, method)`) that is neither None nor has the method."""
     for name, (value, method) in given.items():

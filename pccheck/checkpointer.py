@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from pccheck import arguments
@@ -14,7 +13,7 @@ from pccheck.bill.recorder import Recorder
 from pccheck.devices import Guard
 from pccheck.errors import DeadlineError
 from pccheck.events import Event
-from pccheck.lifetime import Lifetime
+from pccheck.lifetime import Lifetime, close_beside
 from pccheck.options import MIB, OnError, Options, PipelineName, Snapshot, WhenFull
 from pccheck.ranks.agreement import Agreement
 from pccheck.ranks.coordination import Coordinator, Solo
@@ -238,10 +237,10 @@ class Checkpointer:
         """
         self._assert_usable(waits=True)
         step = None if step is None else arguments.step(step)
+        wanted = Wanted(step=step, like=like, fallback=fallback, partial=partial, branch=branch)
         with self._saving:
             self._life.assert_usable()
             self._flight.drain(None)
-            wanted = Wanted(step=step, like=like, fallback=fallback, partial=partial, branch=branch)
             return self._recovery.restore(wanted)
 
     def steps(self) -> list[int]:
@@ -271,6 +270,15 @@ class Checkpointer:
         """Remove every durable checkpoint of a step, pinned ones too (call it on all ranks); StepNotFoundError."""
         self._assert_usable()
         self._store.history.delete(arguments.step(step))
+
+    def recycle(self, path: str | os.PathLike[str]) -> bool:
+        """In a store of links (keep=0), make a free slot of a file that nobody wants any more; tell whether it was.
+
+        False = it was left: others may have it (by another name, open or mapped), it is no link of this store or of
+        another size, or there are slots enough. Its place must be durable, else a power loss brings its old name back.
+        """
+        self._assert_usable()
+        return self._store.recycle(arguments.recycled(self.options, path))
 
     def close(self) -> None:
         """Wait for what is under way, close the store, and raise the first unreported error. Idempotent."""
@@ -305,16 +313,8 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        try:
-            self.close()
-        except Exception as second:  # the exception under way is the one to see
-            error.add_note(f"and closing the Checkpointer raised {second!r}")
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_beside(error, self.close, "the Checkpointer")
 
     def __repr__(self) -> str:
         return f"<Checkpointer {self._store.path}: {repr(self._flight) if self._life.is_open else self._life}>"

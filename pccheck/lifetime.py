@@ -74,3 +74,14 @@ class Lifetime:
         if self._pid == os.getpid():  # a forked child that ends normally must not wait for its parent's saves
             self.close(self._exit_timeout_s)
             self._tell()
+
+
+def close_beside(error: BaseException | None, close: Callable[[], None], what: str) -> None:
+    """Close, and where that fails beside an exception that is under way, note it there: that is the one to see."""
+    if error is None:
+        close()
+        return
+    try:
+        close()
+    except Exception as second:
+        error.add_note(f"and closing {what} raised {second!r}")

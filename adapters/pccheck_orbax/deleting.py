@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
@@ -24,10 +24,13 @@ class Deleter:
     """Deletes steps through the lanes, one after the other in the order of the calls, off the caller's path.
 
     One thread, so that with several processes, which meet at each deletion, all come in the same order. At most
-    `pending` removals of what was deleted wait; then a deletion waits for the oldest.
+    `pending` removals of what was deleted wait; then a deletion waits for the oldest. `recycle` is as of `Trash`.
     """
 
-    def __init__(self, root: Path, options: Any, names: Any, *, local: bool, primary: bool, pending: int) -> None:
+    def __init__(
+        self, root: Path, options: Any, names: Any, *, local: bool, primary: bool, pending: int,
+        recycle: Callable[[Path], None],
+    ) -> None:  # fmt: skip
         self._root, self._names = root, names
         self._subdir = options.todelete_subdir
         self._timeout_s = float((options.async_options or ocp.AsyncOptions()).timeout_secs)
@@ -38,7 +41,9 @@ class Deleter:
         self._trash: Trash | None = None
         if local and primary and not options.read_only and root.is_dir():
             threads = options.num_deletion_threads or 1
-            self._trash = Trash(root, threads=threads, pending=pending, timeout_s=self._timeout_s)
+            self._trash = Trash(
+                root, threads=threads, pending=pending, timeout_s=self._timeout_s, recycle=recycle
+            )  # fmt: skip
 
     def sweep(self, in_flight: set[str]) -> None:
         """Remove what crashes have left; call it once this process is the one that writes, not where it only looks.

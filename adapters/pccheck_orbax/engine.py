@@ -158,6 +158,22 @@ class Engine:
             self._used.add(folder)
         return checkpointer
 
+    def recycle(self, root: str, step_folder: str) -> None:
+        """Give the files of a step that was deleted back to their stores, as far as these want them.
+
+        Args:
+            root: the folder that holds the steps.
+            step_folder: where the step's folder lies by now, durably.
+        """
+        process = jax.process_index()
+        with self._lock:
+            used = [folder for folder in self._used if folder.startswith(os.path.join(root, STORES, ""))]
+        for folder in used:
+            checkpointer = OPEN.look(folder)
+            if checkpointer is not None:
+                item = os.path.basename(os.path.dirname(folder))
+                checkpointer.recycle(os.path.join(step_folder, item, links.rank_name(process)))
+
     def close(self) -> None:
         """Wait for what is under way and close the stores that nobody else in this process uses. Idempotent.
 

@@ -30,7 +30,7 @@ class Fleet:
 
     One process takes whichever lane is free. Several take lanes in turn and learn of an end by waiting for it, in the
     same order everywhere, so that the books of all processes are equal at each call. `handlers` makes a lane's handler
-    arguments, and has `close()`.
+    arguments, is told what was deleted (`recycle`), and has `close()`.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Fleet:
             self._create(root, options.file_options)
         self._swept = False
         self._deleter = Deleter(
-            self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight
-        )
+            self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight,
+            recycle=lambda gone: handlers.recycle(self._root, gone),
+        )  # fmt: skip
         self._meet("open")
         count = 1 if options.read_only else in_flight
         self.in_flight = in_flight

@@ -309,6 +309,11 @@ class _Handlers:
             given["handler_registry"] = make()
         return given if self._names is None else {**given, "item_names": self._names}
 
+    def recycle(self, root: object, gone: object) -> None:
+        """Let the engine use the files of a deleted step again."""
+        if self._engine is not None:
+            self._engine.recycle(str(root), str(gone))
+
     def close(self) -> None:
         """Close the engine."""
         if self._engine is not None:

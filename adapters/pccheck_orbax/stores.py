@@ -64,6 +64,11 @@ class Stores:
         finally:
             self._lock.release()
 
+    def look(self, folder: str) -> pccheck.Checkpointer | None:
+        """Give the Checkpointer of a store if it is open; it may be closed at any time."""
+        held = self._open.get((os.getpid(), folder))
+        return None if held is None else held.checkpointer
+
     def give_back(self, folder: str, user: object) -> None:
         """Note that somebody uses a store no more; it is closed when nobody does. Raises what failed in it."""
         key = (os.getpid(), folder)

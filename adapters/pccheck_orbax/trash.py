@@ -1,4 +1,4 @@
-"""Trash: folders vanish from sight by one rename and are removed later, by threads of ours (no orbax)."""
+"""Trash: folders vanish from sight by one rename and are removed later, by threads of ours (no orbax; durable)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import final
 
+from pccheck_orbax.durable import sync_names
+
 TRASH = ".pccheck_trash"  # below the root; Orbax's own removal of a step is no atom: half of one was seen as a step
 _TRIES = 16
 
@@ -22,11 +24,17 @@ class Trash:
     """Remove folders off the caller's path: renamed at once, their files unlinked by `threads` threads.
 
     At most `pending` removals wait; then `take` waits for the oldest, at most `timeout_s` seconds, so that a slow disk
-    cannot pile up folders. What a removal leaves (or a crash) the next sweep takes again. Thread-safe.
+    cannot pile up folders. What a removal leaves (or a crash) the next sweep takes again. `recycle`, if given, is first
+    called with the folder, and may take files out of it: then it is there, and nowhere else, after any crash.
+    Thread-safe.
     """
 
-    def __init__(self, root: Path, *, threads: int = 1, pending: int = 4, timeout_s: float = 1200.0) -> None:
+    def __init__(
+        self, root: Path, *, threads: int = 1, pending: int = 4, timeout_s: float = 1200.0,
+        recycle: Callable[[Path], None] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = root / TRASH
+        self._recycle = recycle
         self._pending, self._timeout_s = pending, timeout_s
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="pccheck-trash")
         self._lock = threading.Lock()
@@ -78,6 +86,16 @@ class Trash:
         except OSError:
             pass  # not there, or not empty: the next sweep goes on
 
+    def _dispose(self, path: Path) -> None:
+        if self._recycle is not None:
+            try:
+                sync_names(self.folder.parent)
+                sync_names(self.folder)
+                self._recycle(path)
+            except Exception as error:  # it saves time; what it leaves is removed
+                logging.getLogger(__name__).debug("nothing of %s is used again: %r", path, error)
+        _remove(path)
+
     def _hide(self, path: Path) -> bool:
         self._used = True
         for _ in range(_TRIES):  # somebody else may remove the trash, empty, just when it was made
@@ -90,7 +108,7 @@ class Trash:
                     return False
             else:
                 with self._lock:
-                    self._removals.append(self._threads.submit(_remove, target))
+                    self._removals.append(self._threads.submit(self._dispose, target))
                 return True
         raise FileNotFoundError(f"{path} cannot be moved to {self.folder}, which others keep removing: close these")
 

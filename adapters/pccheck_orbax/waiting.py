@@ -62,6 +62,7 @@ class Call:
         except BaseException as error:
             self.error = error
         finally:
+            del self._function  # what it holds: of a save the whole state, which the next one would let go of, waiting
             self._ended.set()
 
     def withdraw(self) -> bool:

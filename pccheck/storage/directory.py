@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
@@ -90,9 +90,7 @@ class Directory:
     def create(self, name: str, size: int) -> FileMedium:
         """Make a new allocated file of zeros; what fails leaves nothing behind.
 
-        Raises:
-            CapacityError: there is no room for it.
-            MediumError: the name is taken, or the file system failed.
+        Raises CapacityError where there is no room, MediumError where the name is taken or the file system failed.
         """
         self._check_writable()
         folder, leaf = names.split(name)
@@ -108,12 +106,7 @@ class Directory:
         return medium
 
     def open(self, name: str, *, write: bool = False) -> FileMedium:
-        """Open a file that is there.
-
-        Raises:
-            FormatError: the name is a symbolic link, a folder, or anything else that is no regular file.
-            MediumError: it is missing or may not be opened.
-        """
+        """Open a file that is there; FormatError for what is no regular file, MediumError where it cannot be opened."""
         if write:
             self._check_writable()
         folder, leaf = names.split(name)
@@ -148,6 +141,12 @@ class Directory:
         """Put a synced copy of an open file at a free path outside of the store."""
         self._check_writable()
         outside.copy(self._fd, name, self._descriptor(medium), path)
+
+    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> FileMedium | None:
+        """Move a file that is nobody else's to a free name in the store, and open it; None = it was left."""
+        with forks.held_off():
+            fd = outside.take_in(path, self._open_fd(), name, claim)
+            return None if fd is None else FileMedium(fd, self._where(name), storage=self.storage, write=True)
 
     def sync_out(self, path: str) -> None:
         """Make the names in the folder of a path outside of the store durable; where that fails, remove the path."""
@@ -230,8 +229,7 @@ class Directory:
     def lock(self) -> bool:
         """Take the store's one writer lock; False = another has it. The kernel gives it back when the process ends.
 
-        Raises MediumError (ENOTSUP, ENOLCK, ENOSYS) where the file system has no locks. What a writer that died left
-        half copied is removed, now that nobody can be at it.
+        Raises MediumError (ENOTSUP, ENOLCK, ENOSYS) where there are no locks. Half copies of a dead writer are removed.
         """
         self._check_writable()
         if self._lock_fd >= 0:

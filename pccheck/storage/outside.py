@@ -7,9 +7,11 @@ A path here is somebody else's: symbolic links that lead to its folder are follo
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from signal import SIGURG
 
 from pccheck.errors import MediumError, StoreGoneError
 from pccheck.format import RECORD_BYTES
@@ -46,6 +48,53 @@ def copy(folder_fd: int, leaf: str, opened: int, path: str) -> None:
         if not names.is_named(opened, leaf, folder_fd):
             raise _gone(path)
         names.copy_synced(folder_fd, leaf, new_fd, new_leaf, path)
+
+
+def take_in(path: str, folder_fd: int, leaf: str, claim: Callable[[bytes, int], bytes]) -> int | None:
+    """Move a file to a free name in another folder, and give it opened for writing; None = it was left or is not there.
+
+    It is left where somebody else may have it: it has one name more, or is open or mapped anywhere. Those would see
+    what is written next; a file that is removed instead stays theirs.
+
+    Args:
+        path: where it is.
+        folder_fd: of the other folder.
+        leaf: the name there.
+        claim: gives what to write over its beginning, durably, first, by its first sector and size; b"" = not wanted.
+    """
+    try:
+        with _folder_of(path) as (old_fd, old_leaf):
+            fd = os.open(old_leaf, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=old_fd)
+            try:
+                head = claim(_first_sector(fd, path), os.fstat(fd).st_size)
+                if head and _is_nobodys(fd):
+                    fileio.write_all(fd, memoryview(head), 0, path)
+                    fileio.sync_file(fd, path)  # else a power loss could leave the old beginning under the new name
+                    os.link(old_leaf, leaf, src_dir_fd=old_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
+                    if names.is_named(fd, leaf, folder_fd):
+                        os.unlink(old_leaf, dir_fd=old_fd)
+                        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+                        return fd
+                    os.unlink(leaf, dir_fd=folder_fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+    except (OSError, MediumError):
+        pass  # no links, no leases, no such file: whoever wanted it taken removes it
+    return None
+
+
+def _is_nobodys(fd: int) -> bool:
+    """Tell whether nobody else has a file, open, mapped or by name; nobody can open it before the lease is given back.
+
+    Whoever tries meanwhile waits, which the kernel tells this process: by SIGIO, which would end it, unless told how.
+    """
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    return os.fstat(fd).st_nlink == 1
 
 
 def sync(path: str) -> None:
@@ -140,12 +189,16 @@ def _head(folder_fd: int, leaf: str, path: str) -> bytes:
     except OSError:
         return b""
     try:
-        room = memoryview(bytearray(RECORD_BYTES))
-        return bytes(room[: fileio.read_up_to(fd, room, 0, path)])
+        return _first_sector(fd, path)
     except MediumError:
         return b""
     finally:
         os.close(fd)
+
+
+def _first_sector(fd: int, path: str) -> bytes:
+    room = memoryview(bytearray(RECORD_BYTES))
+    return bytes(room[: fileio.read_up_to(fd, room, 0, path)])
 
 
 def _gone(path: str) -> StoreGoneError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from pccheck.storage.medium import Medium
@@ -110,6 +111,23 @@ class SideFiles(Protocol):
 
     def replace_side(self, name: str, data: bytes) -> None:
         """Replace a file whole, or make it: readers find the old one or the new one. Not durable."""
+
+
+@runtime_checkable
+class TakesIn(Protocol):
+    """What a Volume may offer besides: to make a file that lies outside one of the store's again. Thread-safe."""
+
+    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> Medium | None:
+        """Move a file that is nobody else's to a free name in the store, and open it; None = it was left. Not durable.
+
+        A file is somebody else's where it has one name more, or is open or mapped, in this process too.
+
+        Args:
+            path: where it is.
+            name: the new name.
+            claim: gives, by a file's first sector and size, what to write over its beginning, durably, before it has
+                that name; b"" = it is not wanted.
+        """
 
 
 @runtime_checkable

@@ -21,22 +21,24 @@ from pccheck.store.slots import Slots
 
 @final
 class Releasing:
-    """Frees the slots of one open store. `fail` is thread-safe; the others need `books.files_lock`.
+    """Frees the slots of one open store. `fail` and `recycle` are thread-safe; the others need `books.files_lock`.
 
     Args:
         books: shared with the store.
         slots: shared with the store.
         keep: verified checkpoints to hold.
         wanted: slots to hold.
+        store_id: of this store.
         world: number of ranks.
         notify: hears of `Released`.
     """
 
     def __init__(
-        self, books: Books, slots: Slots, *, keep: int, wanted: int, world: int, notify: Callable[[Event], None]
-    ) -> None:
+        self, books: Books, slots: Slots, *, keep: int, wanted: int, store_id: bytes, world: int,
+        notify: Callable[[Event], None],
+    ) -> None:  # fmt: skip
         self._books, self._slots, self._notify = books, slots, notify
-        self._keep, self._wanted, self._world = keep, wanted, world
+        self._keep, self._wanted, self._store_id, self._world = keep, wanted, store_id, world
         # Quarantined slots whose file is to be removed once its writers have ended; guarded by `files_lock`.
         self._dead: dict[int, Callable[[], bool]] = {}
 
@@ -66,6 +68,18 @@ class Releasing:
             return self._slots.replace(slot)
         self._slots.remove(slot)
         return False
+
+    def recycle(self, path: str) -> bool:
+        """Make a free slot of a file that was linked out of this store; False = it was left, or no slot is wanted."""
+        with self._books.files_lock:
+            with self._books.lock:
+                self._books.check.assert_mine()
+                usable = sum(e.state is not State.QUARANTINED for e in self._books.ledger.entries())
+            slot = self._slots.take_in(path, self._store_id) if usable < self._wanted else None
+            if slot is not None:
+                with self._books.lock:
+                    self._books.ledger.add(slot)
+        return slot is not None
 
     def trim(self, wanted: int | None = None) -> None:
         """Remove free slots beyond `wanted` (None = as many as are to be held).

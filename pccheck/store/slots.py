@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from itertools import islice
 
 from pccheck import format
-from pccheck.errors import CapacityError, MediumError, UsageError
-from pccheck.format import Record
+from pccheck.errors import CapacityError, ContentError, MediumError, UsageError
+from pccheck.format import Record, SlotState
 from pccheck.storage import outside
 from pccheck.storage.medium import Medium
-from pccheck.storage.volume import Volume
+from pccheck.storage.volume import TakesIn, Volume
 
 
 def record_page(record: Record) -> bytes:
@@ -58,13 +59,40 @@ class Slots:
 
     def create(self, count: int) -> list[int]:
         """Make new slots, and their names durable where that matters; after an error none of them is left."""
-        if not count:
-            return []
+        return self._make(self._unused(count), self.slot_bytes or format.PAYLOAD_OFFSET) if count else []
+
+    def _unused(self, count: int) -> list[int]:
         # A name that is there and not ours: a Ctrl-C came between making that file and noting it. It is left alone
         # here; the next opening takes it for the free slot that it is.
         there = {format.parse_slot_name(name) for name in self._volume.names()} - set(self._left)
         free = (slot for slot in range(format.MAX_SLOTS) if slot not in self._media and slot not in there)
-        return self._make(list(islice(free, count)), self.slot_bytes or format.PAYLOAD_OFFSET)
+        return list(islice(free, count))
+
+    def take_in(self, path: str, store_id: bytes) -> int | None:
+        """Make a slot of a file that was linked out of this store, and has its slots' size; None = it was left.
+
+        What it held is withdrawn, so that no listing of the store shows it.
+        """
+        slot = next((slot for slot in self._unused(1) if slot not in self._left), None)
+        if slot is None or not isinstance(self._volume, TakesIn):
+            return None
+
+        def claim(head: bytes, size: int) -> bytes:
+            try:
+                record = format.unpack_record(head)
+            except ContentError:
+                return b""
+            if record is None or record.store_id != store_id or not record.is_linked:
+                return b""
+            fits = 0 < self.slot_bytes <= size < self.slot_bytes + format.PAGE
+            return record_page(replace(record, slot=slot, state=SlotState.WITHDRAWN)) if fits else b""
+
+        medium = self._volume.take_in(path, format.slot_name(slot), claim)
+        if medium is None:
+            return None
+        with self._lock:
+            self._media[slot] = medium
+        return slot
 
     def _make(self, slots: list[int], size: int) -> list[int]:
         made: dict[int, Medium] = {}

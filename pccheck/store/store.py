@@ -74,9 +74,10 @@ class Store:
             check, opened.ledger, opened.kept, next_counter=opened.opening.next_counter, agreed=opened.agreed
         )
         self._releasing = Releasing(
-            self.books, self.slots, keep=keep, wanted=self._wanted, world=agreement.world, notify=notify
-        )
-        self.fail = self._releasing.fail
+            self.books, self.slots, keep=keep, wanted=self._wanted, store_id=self._store_id, world=agreement.world,
+            notify=notify,
+        )  # fmt: skip
+        self.fail, self.recycle = self._releasing.fail, self._releasing.recycle
         self.history = History(volume, self.books, self.slots, linking=self._linking)
         self.settling = Settling(self.books, self.history, agreement)
 

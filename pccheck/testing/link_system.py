@@ -16,11 +16,11 @@ from pccheck.reading.restoring import Restored, assemble, load_newest
 from pccheck.saving.save import Save
 from pccheck.storage.names import HALF
 from pccheck.testing.checkpointer_system import CheckpointerSystem, damage_in
-from pccheck.testing.disk import SyncInfo
+from pccheck.testing.disk import SyncInfo, folder_of
 from pccheck.testing.simulated import SimulatedVolume
 from pccheck.testing.system import System
 
-OUT = "out-"
+OUT, GONE = "out-", "gone-"
 
 
 def place_of(step: int) -> str:
@@ -57,6 +57,8 @@ class LinkSystem(System):
         for file in files:
             reason = damage_in(volume, file) if file.whole else ""
             faults += [f"I2: {file.name} is sealed, but {reason}"] if reason else []
+        places = [(f, f.record) for f in linked(volume)]
+        faults += [f"I2: {f.name} holds {r and r.step}" for f, r in places if r is None or f.name != place_of(r.step)]
         if (listing.check.word, listing.check.peer_word) != (format.NO_WORD, format.NO_WORD):
             faults.append("I3: a word of a store of links names a checkpoint")
         return faults
@@ -72,8 +74,11 @@ class LinkSystem(System):
     def classify(self, info: SyncInfo) -> str:
         """Name a sync as of a store that keeps checkpoints; "link" is that of a folder, "copy" that of a copied file.
 
-        "finish" is the sync of a folder by whoever goes on from it.
+        "finish" is the sync of a folder by whoever goes on from it, "gone" those of the folders that a step was renamed
+        from and to.
         """
+        if info.kind == "names" and info.point == "gone":
+            return "gone"
         if info.name.startswith(OUT):
             return "copy" if info.kind == "file" else "link" if info.point else "finish"
         return self.inner.classify(info)
@@ -112,6 +117,18 @@ class LinkSaver:
     def delete(self, step: int) -> None:
         """Remove a step's file, as anyone may."""
         self._volume.remove(place_of(step))
+
+    def recycle(self, step: int) -> bool:
+        """Rename a step's folder to one that nobody looks into, durably, and give its file back to the store."""
+        gone = f"{GONE}{place_of(step)}"
+        with self._volume.disk.lock:
+            if place_of(step) in self._volume.disk.names:
+                self._volume.link(place_of(step), gone)
+                self._volume.remove(place_of(step))
+        self._volume.point("gone")
+        self._volume.sync_names(folder_of(gone))
+        self._volume.sync_names(folder_of(place_of(step)))
+        return bool(self._checkpointer.recycle(gone))
 
     def _look(self) -> Listing:
         return Listing(check=None, files=tuple(linked(self._volume)))

@@ -6,6 +6,7 @@ Whatever writes through a Volume can run on it unchanged: pccheck's own store, o
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -100,6 +101,24 @@ class SimulatedVolume:
         with self.disk.lock:
             self.link(half, path)
             self.remove(half)
+
+    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> SimulatedMedium | None:
+        """Move a file from such a path to a free name in the store; who else has it open is not asked."""
+        path = _outside(path)
+        with self.disk.lock:
+            inode = self.disk.names.get(path)
+            if inode is None or list(self.disk.names.values()).count(inode) > 1:
+                return None
+            file = self.disk.files[inode]
+            page = claim(file.read(0, format.SECTOR), file.size)
+            if not page:
+                return None
+            medium = SimulatedMedium(self.session, name, inode, writable=True)
+            medium.write_from(memoryview(page), 0)
+            medium.sync()
+            self.link(path, name)
+            self.remove(path)
+            return medium
 
     def sync_out(self, path: str) -> None:
         """Make the names in the folder of such a path durable."""

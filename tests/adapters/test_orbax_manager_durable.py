@@ -6,7 +6,9 @@ import asyncio
 import errno
 import gc
 import os
+import weakref
 
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -138,6 +140,63 @@ def test_trash_hides_at_once_and_survives_who_empties_it_too(tmp_path):
     assert "Trash(" in repr(trash)
     trash.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_files_of_deleted_steps_are_written_again_once_their_names_are_gone_for_ever(tmp_path, syncs):
+    """Each save would else take a new file and free an old one, which costs more than writing it."""
+    folders = {str(tmp_path), str(tmp_path / ".pccheck_trash")}
+    inodes = set()
+    link = os.link
+
+    def watched(old, new, **kwargs):
+        if str(new).startswith("slot-"):
+            renamed = max(i for i, each in enumerate(syncs.told) if each[0] == "hide")
+            assert folders <= {path for kind, path, *_ in syncs.told[renamed:] if kind == "sync"}
+        link(old, new, **kwargs)
+
+    def hidden(old, new, **kwargs):
+        syncs.rename(old, new, **kwargs)
+        if ".pccheck_trash" in str(new):
+            syncs.told.append(("hide", str(new)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "link", watched)
+        patch.setattr(os, "rename", hidden)
+        with CheckpointManager(tmp_path, ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
+            for step in range(8):
+                manager.save(step, args=ocp.args.StandardSave({"x": jnp.full(5000, step)}))
+                manager.wait_until_finished()
+                inodes.add(os.stat(tmp_path / str(step) / "default" / "rank-00000.pcc").st_ino)
+                assert np.array_equal(manager.restore(step)["x"], np.full(5000, step))
+    assert len(inodes) == 2
+    assert os.listdir(tmp_path / ".pccheck" / "default" / "process-0" / "..") == ["process-0"]
+    assert not [name for name in os.listdir(tmp_path / ".pccheck/default/process-0") if name.startswith("slot-")]
+
+
+def test_who_has_a_deleted_step_open_keeps_whole_bytes(tmp_path):
+    with CheckpointManager(tmp_path, ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
+        file = None
+        for step in range(4):
+            manager.save(step, args=ocp.args.StandardSave({"x": jnp.full(5000, step)}))
+            manager.wait_until_finished()
+            if step == 0:
+                path = tmp_path / "0" / "default" / "rank-00000.pcc"
+                before, file = path.read_bytes(), path.open("rb")
+        with file:
+            assert os.fstat(file.fileno()).st_nlink == 0
+            assert file.read() == before
+
+
+def test_nothing_of_a_state_is_held_once_its_save_is_over(tmp_path):
+    """A lane kept what its last save was given: one state in memory for each that may be in flight."""
+    with CheckpointManager(tmp_path, ocp.CheckpointManagerOptions(max_to_keep=1)) as manager:
+        state = {"x": jnp.arange(5000.0)}
+        alive = weakref.ref(state["x"])
+        manager.save(0, args=ocp.args.StandardSave(state))
+        del state
+        manager.wait_until_finished()
+        gc.collect()
+        assert alive() is None
 
 
 def test_a_step_of_which_an_item_is_not_whole_is_not_committed(tmp_path):

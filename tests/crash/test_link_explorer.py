@@ -10,7 +10,7 @@ import pytest
 
 from pccheck.testing.crash import explore
 from pccheck.testing.link_system import LinkSystem
-from pccheck.testing.scenario import Run, Scenario
+from pccheck.testing.scenario import WAIT_S, Run, Scenario
 
 
 def in_turn(count: int) -> Scenario:
@@ -35,6 +35,22 @@ def deleting(run: Run) -> None:
             if step >= 1:
                 run.disk.mark("unpinning", step - 1)
                 saver.delete(step - 1)
+
+
+def recycling(run: Run) -> None:
+    """Each step is deleted, durably, and its file becomes a slot again, which a later step is written to."""
+    with run.open() as saver:
+        for step in range(5):
+            run.save(saver, step, wait=True)
+            run.disk.mark("pinned", step)
+            if step >= 1:
+                run.disk.mark("unpinning", step - 1)
+                until = time.monotonic() + WAIT_S
+                while not saver.recycle(step - 1):  # the slots of what was saved are given up a little later
+                    assert time.monotonic() < until
+                    time.sleep(0.001)
+    created = [op for op in run.disk.log if op.kind == "create" and op.name.startswith("slot-")]
+    assert len(created) == 2, created
 
 
 def at_once(run: Run) -> None:
@@ -80,6 +96,17 @@ def test_saves_in_turn(in_flight, links):
 )  # fmt: skip
 def test_other_histories(scenario, in_flight, links):
     held(explore(scenario, LinkSystem(in_flight=in_flight, links=links), resumes=()))
+
+
+def test_files_that_become_slots_again():
+    held(explore(recycling, LinkSystem(in_flight=2), after_power_loss=20))
+
+
+@pytest.mark.parametrize("sync", ["gone", "withdrawn"])
+def test_a_file_becomes_a_slot_again_once_its_old_name_and_record_are_gone_for_ever(sync):
+    """Else a power loss brings the name back, over what was written since; or a slot that calls itself sealed."""
+    report = explore(recycling, LinkSystem(in_flight=2), mutate=sync, stop_at="I2")
+    assert report.violated["I2"], report
 
 
 def test_power_loss_during_recovery_from_power_loss():
