@@ -122,7 +122,7 @@ def train(arguments: argparse.Namespace) -> None:
             if (step + 1) % arguments.save_every == 0 or step == steps - 1:
                 say(f"saving step {step}")
                 before = time.perf_counter()
-                save = ck.save(step, state, metadata={"loss": losses[-1]})
+                save = ck.save(step, state, metadata={"loss": f"{losses[-1]:.4g}"})
                 in_save, saves = in_save + time.perf_counter() - before, saves + 1
                 save.durable.add_done_callback(functools.partial(report, step, before))
         seconds, in_gate = time.perf_counter() - begin, ck.stats().fence_wait_s

@@ -215,7 +215,7 @@ class StoreTaken(PccheckError):
     """Another writer has, or took over, this store: `holder` describes it."""
 
     def __init__(self, path: str, holder: str, hint: str = "") -> None:
-        hint = hint or "One store has one writer: use another directory, or end that one."
+        hint = hint or "An earlier run that has not ended? Then end that one; else use another directory."
         super().__init__(f"{path} is being written by {holder}. {hint}")
         self.path, self.holder = path, holder
 

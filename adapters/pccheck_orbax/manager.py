@@ -210,12 +210,12 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             raise StepAlreadyExistsError(
                 f"step {step} is already in {self.directory}: delete it first, or save another"
             )
-        try:
-            self._retain()
-        except Exception as error:  # a policy that chokes on an older step must not stop the job's saves
-            logging.getLogger(__name__).warning("no step is deleted in %s: %r", self.directory, error)
         save = {"items": items, "save_kwargs": save_kwargs, "args": args, "custom_metadata": custom_metadata}
         self._fleet.start(lane, StepInfo.now(step, metrics), save)
+        try:
+            self._retain()  # now: deletions hold up the making of folders, for which save() waits
+        except Exception as error:  # a policy that chokes on an older step must not stop the job's saves
+            logging.getLogger(__name__).warning("no step is deleted in %s: %r", self.directory, error)
         return True
 
     def is_saving_in_progress(self) -> bool:

@@ -222,7 +222,8 @@ class Assigning:
         except UnsupportedLeafError as error:
             raise error.at(path, restoring=True) from None
         if asked is None:
-            raise UsageError(f"the target has a {type_name(leaf)} at {path or 'its root'}, which can be no leaf")
+            hint = "; pass its .state_dict()" if callable(getattr(type(leaf), "state_dict", None)) else ""
+            raise UsageError(f"the target has a {type_name(leaf)} at {path or 'its root'}, which can be no leaf{hint}")
         return asked
 
     def _differs(self, target: Any, path: str, problem: Problem, expected: str, found: str) -> Any:

@@ -26,6 +26,24 @@ def write_abandoned(page: CheckPage, abandoned: Abandoned) -> None:
         page.sync()
 
 
+def mend_abandoned(page: CheckPage) -> tuple[Abandoned, bool]:
+    """Give what roll-backs left behind; a damaged copy of it is written anew, durably. Tell whether both were damaged.
+
+    A copy that is whole is not touched, and damaged ones follow one after the other: a crash leaves what was whole.
+    """
+    copies = [page.read(offset, format.PAGE) for offset in format.ABANDONED_OFFSETS]
+    abandoned = format.newest_abandoned((copies[0], copies[1]))
+    damaged = [
+        offset
+        for offset, copy in zip(format.ABANDONED_OFFSETS, copies, strict=True)
+        if copy.strip(b"\0") and format.unpack_abandoned(copy) is None
+    ]
+    for offset in damaged:
+        page.write(offset, format.pack_abandoned(abandoned))
+        page.sync()
+    return abandoned, len(damaged) == len(copies)
+
+
 def believed(number: int) -> int:
     """Give a counter or an incarnation as CHECK has it; 0 where a flipped high bit would use up all that there are."""
     return number if number < format.MAX_COUNTER // 2 else 0

@@ -60,8 +60,8 @@ def _hint(holder: str) -> str:
         )
     if parent == os.getppid():
         return (
-            "It was started by the same parent as this process, as ranks of one job are: "
-            "pass coordinator= (pccheck_torch.StoreCoordinator() under torchrun, or pccheck.SharedDirectory), with "
-            "which ranks share one directory. Unrelated jobs need a directory each."
+            "An earlier run of yours that has not ended? Then end that one. Or, since the same parent started it, a "
+            "rank of this job? Then pass coordinator= (pccheck_torch.StoreCoordinator() under torchrun, or "
+            "pccheck.SharedDirectory), with which ranks share one directory. Unrelated jobs need a directory each."
         )
     return ""

@@ -22,7 +22,7 @@ from pccheck.ranks.worlds import FLAT, Holding, Opening, Sealed, Seen, decide
 from pccheck.reading.reader import read_record
 from pccheck.storage.medium import Medium
 from pccheck.storage.volume import CheckPage, Volume
-from pccheck.store.check import believed, write_abandoned
+from pccheck.store.check import believed, mend_abandoned, write_abandoned
 from pccheck.store.disowning import assert_of_this_kind, disown
 from pccheck.store.ledger import Ledger
 from pccheck.store.locking import fence_out, take_lock
@@ -111,11 +111,10 @@ def _look(volume: Volume, found: _Found, lock_timeout_s: float, linking: bool) -
     kept = _read_kept(volume, damaged)
     assert_of_this_kind(volume.path, check, records, kept, damaged, linking)
     disown(volume, check, media, records, damaged, linking)
-    found.store_id = store_id = _superblock(check, volume, [*records.values(), *kept.values()], bool(media))
+    store_id, found.abandoned = _rebuild(check, volume, [*records.values(), *kept.values()], bool(media))
+    found.store_id = store_id
     found.sealed = _sealed({s: r for s, r in records.items() if s in media}, store_id, damaged)
     found.kept = {n: r for n, r in kept.items() if r.store_id == store_id and r.state is SlotState.SEALED}
-    pages = tuple(check.read(o, format.PAGE) for o in format.ABANDONED_OFFSETS)
-    found.abandoned = format.newest_abandoned((pages[0], pages[1]))
     for slot in found.sealed:
         media[slot].sync()
     volume.sync_names(format.KEPT_FOLDER)
@@ -244,20 +243,29 @@ def _read_kept(volume: Volume, damaged: list[tuple[str, str]]) -> dict[str, Reco
     return kept
 
 
-def _superblock(check: CheckPage, volume: Volume, records: list[Record], used: bool) -> bytes:
-    """Give the store's id; where CHECK lost it, the id of most records, or a new one, is written back."""
+def _rebuild(check: CheckPage, volume: Volume, records: list[Record], used: bool) -> tuple[bytes, Abandoned]:
+    """Give the store's id and what roll-backs left behind; what CHECK lost of them is written back, and said."""
     raw = check.read(format.SUPERBLOCK_OFFSET, format.SECTOR)
+    said = []
     try:
-        return format.unpack_superblock(raw)
+        store_id = format.unpack_superblock(raw)
     except ContentError as error:
         if used or raw.strip(b"\0"):
-            text = f"{volume.path}: {error}; CHECK is rebuilt from the {len(records)} record(s) of the slots"
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
-    ids = Counter(r.store_id for r in records)
-    store_id = ids.most_common(1)[0][0] if ids else secrets.token_bytes(16)
-    check.write(format.SUPERBLOCK_OFFSET, format.pack_superblock(store_id))
-    check.store(format.CHECK_ADDR_OFFSET, format.NO_WORD)  # nothing of what was there can be believed
-    return store_id
+            what = error if raw.strip(b"\0") else "CHECK is missing or empty"  # it was made before it is looked at
+            said.append(f"{what}; CHECK is rebuilt from the {len(records)} record(s) of the slots")
+        ids = Counter(r.store_id for r in records)
+        store_id = ids.most_common(1)[0][0] if ids else secrets.token_bytes(16)
+        check.write(format.SUPERBLOCK_OFFSET, format.pack_superblock(store_id))
+        for offset in (format.CHECK_ADDR_OFFSET, format.PEER_ADDR_OFFSET):
+            check.store(offset, format.NO_WORD)  # nothing of what was there can be believed
+    abandoned, lost = mend_abandoned(check)
+    if lost:
+        said.append(
+            "both copies of the abandoned ranges in CHECK are damaged and are made anew: roll-backs are forgotten"
+        )
+    if said:
+        warnings.warn(f"{volume.path}: {'; '.join(said)}", RuntimeWarning, stacklevel=5)
+    return store_id, abandoned
 
 
 def _sealed(found: dict[int, Record], store_id: bytes, damaged: list[tuple[str, str]]) -> dict[int, Record]:

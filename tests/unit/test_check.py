@@ -5,7 +5,7 @@ import pytest
 from pccheck import errors, format
 from pccheck.format import Abandoned, Record, SlotState
 from pccheck.storage.directory import Directory
-from pccheck.store.check import Check
+from pccheck.store.check import Check, mend_abandoned
 
 
 def record(counter: int, slot: int = 0) -> Record:
@@ -71,6 +71,25 @@ def test_abandoned_ranges_are_in_both_copies_afterwards(check, page, monkeypatch
     with pytest.raises(ZeroDivisionError):
         check.abandon(check.abandoned.without(21))
     assert {c.ranges[1:3] for c in copies()} == {((20, 22), (30, 32)), ((20, 20), (22, 22))}
+
+
+def test_a_crash_while_copies_are_mended_leaves_what_was_whole(check, page, monkeypatch):
+    """A whole copy is never written over; where none was, one after the other becomes whole."""
+    check.abandon(check.abandoned.adding(10, 12))
+    known, (first, second) = check.abandoned, format.ABANDONED_OFFSETS
+    synced = page.sync
+    for damaged in ((first,), (second,), (first, second)):
+        for offset in damaged:
+            page.write(offset, b"?" * format.PAGE)
+        monkeypatch.setattr(page, "sync", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mend_abandoned(page)
+        copies = [format.unpack_abandoned(page.read(o, format.PAGE)) for o in (first, second)]
+        known = known if len(damaged) == 1 else Abandoned()
+        assert copies == [known, known if len(damaged) == 1 else None]
+        monkeypatch.setattr(page, "sync", synced)
+        assert mend_abandoned(page) == (known, False)
+        assert page.read(first, format.PAGE) == page.read(second, format.PAGE) == format.pack_abandoned(known)
 
 
 def test_closing_takes_the_holders_name_out_unless_it_is_anothers(page, tmp_path):

@@ -399,6 +399,17 @@ def test_records_of_which_none_verifies_are_an_error(make, tmp_path):
         ck.restore()
 
 
+def test_a_reason_says_nothing_to_do_about_what_was_passed_over(make, tmp_path):
+    ck = make(keep=2)
+    for step in (1, 2):
+        ck.save(step, state(step))
+    ck.close()
+    flip(slot_of(tmp_path, 2), 65536)
+    (skipped,) = make(keep=2).restore().skipped
+    assert "is damaged" in skipped.reason
+    assert "PATH" not in skipped.reason + str(skipped)
+
+
 def test_a_lost_check_is_rebuilt_from_the_records(make, tmp_path):
     ck = make(keep=2)
     for step in (1, 2):

@@ -169,6 +169,30 @@ def test_the_report_is_grouped_by_what_is_wrong() -> None:
     ]
 
 
+class Stateful:
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": np.zeros(2)}
+
+
+def test_an_object_with_a_state_dict_is_told_of_it() -> None:
+    with pytest.raises(UsageError, match=r"Stateful at its root, which can be no leaf; pass its \.state_dict\(\)"):
+        restored({"w": np.ones(2)}).load_into(Stateful())
+    with pytest.raises(UsageError, match=r"which can be no leaf$"):
+        restored({"w": np.ones(2)}).load_into({"w": object()})
+
+
+def test_what_has_no_place_yet_leads_to_load_state_dict() -> None:
+    """The target of a restart: its optimizer has not stepped, so that it has no moments to write to."""
+    state = {"state": {0: {"exp_avg": np.ones(2)}}, "lr": 0.1}
+    with pytest.raises(MismatchError) as caught:
+        restored(state).load_into({"state": {}, "lr": 0.2})
+    advice = str(caught.value).splitlines()[-1]
+    assert advice.index("load_state_dict()") < advice.index("TrainingState") < advice.index("partial=True")
+    with pytest.raises(MismatchError) as caught:
+        restored(state).load_into({"state": state["state"], "lr": 1})
+    assert "load_state_dict" not in str(caught.value)
+
+
 def test_a_long_report_is_cut_and_its_list_is_not() -> None:
     with pytest.raises(MismatchError, match=r"\.\.\. and 1,000 more") as caught:
         restored({}).load_into({str(i): 0 for i in range(2000)})

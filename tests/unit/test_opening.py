@@ -1,13 +1,16 @@
 """Opening for writing: who has the store, what is adopted, what is rebuilt."""
 
 import os
+import random
 import subprocess
 import sys
+import warnings
 
 import pytest
 
 import pccheck
 from pccheck import errors, format
+from pccheck.audit import audit, exit_code
 from pccheck.holders import describe_self
 
 
@@ -53,7 +56,7 @@ def held(tmp_path):
 def test_a_living_holder_is_named_at_once(tmp_path, held):
     child = held(60)
     set_holder(tmp_path, describe_self().replace(f"pid {os.getpid()},", f"pid {child.pid},"))
-    with pytest.raises(errors.StoreTaken, match=f"pid {child.pid}"):
+    with pytest.raises(errors.StoreTaken, match=f"pid {child.pid}.*An earlier run"):
         open_(tmp_path, lock_timeout_s=30)
 
 
@@ -76,7 +79,7 @@ def test_ranks_of_one_launcher_are_told_so(tmp_path, held):
     child = held(60)
     text = f"pid {child.pid}, parent {os.getppid()}, "
     set_holder(tmp_path, text + describe_self().split(", ", 2)[2])
-    with pytest.raises(errors.StoreTaken, match="coordinator="):
+    with pytest.raises(errors.StoreTaken, match=r"An earlier run.*coordinator="):
         open_(tmp_path)
 
 
@@ -97,6 +100,81 @@ def test_a_flipped_high_bit_in_check_does_not_use_up_the_counters(tmp_path):
         f.write((1 << 63).to_bytes(8, "little"))
     with open_(tmp_path) as ck:
         assert ck.save(1, {}).counter < 1000
+
+
+@pytest.fixture
+def rolled_back(tmp_path):
+    """A store that went back from step 4 to 2, and on to 5; beside it, what a later look at it finds."""
+    with open_(tmp_path, keep=4) as ck:
+        for step in (1, 2, 3, 4):
+            ck.save(step, {"step": step})
+    with open_(tmp_path, keep=4) as ck:
+        assert ck.restore(step=2).step == 2
+        ck.save(5, {"step": 5})
+    return tmp_path
+
+
+def overwrite(path, *ranges):
+    """Put what no writer wrote into CHECK."""
+    with (path / "CHECK").open("r+b") as f:
+        for offset, length in ranges:
+            f.seek(offset)
+            f.write(random.Random(7).randbytes(length))
+
+
+def said_at_opening(path):
+    """Open for writing and close, and give the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_(path, keep=4).close()
+    return [str(w.message) for w in caught]
+
+
+def abandoned_in(path):
+    data = (path / "CHECK").read_bytes()
+    return [format.unpack_abandoned(data[o : o + format.PAGE]) for o in format.ABANDONED_OFFSETS]
+
+
+COPIES = [(offset, format.PAGE) for offset in format.ABANDONED_OFFSETS]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ([(0, format.CHECK_BYTES)], ("is rebuilt from", "roll-backs are forgotten")),
+        (COPIES, ("roll-backs are forgotten",)),
+    ],
+    ids=["all of CHECK", "both copies of the abandoned ranges"],
+)
+def test_a_damaged_check_is_rebuilt_whole_and_said_once(rolled_back, ranges, words):
+    overwrite(rolled_back, *ranges)
+    assert exit_code(audit(rolled_back)) == 1
+    (said,) = said_at_opening(rolled_back)
+    assert all(word in said for word in words)
+    assert exit_code(audit(rolled_back, verify=True)) == 0
+    assert said_at_opening(rolled_back) == []
+    with open_(rolled_back, keep=4) as ck:  # and it can be rolled back as before
+        assert ck.restore(step=2).step == 2
+    assert pccheck.open(rolled_back).restore().step == 2
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize("superblock", [False, True])
+def test_what_one_whole_copy_says_of_roll_backs_is_kept_and_copied(rolled_back, copy, superblock):
+    before = next(filter(None, abandoned_in(rolled_back)))
+    assert before.ranges
+    overwrite(rolled_back, copy, *([(0, format.SECTOR)] if superblock else []))
+    said = said_at_opening(rolled_back)
+    assert len(said) == superblock
+    assert not any("forgotten" in text for text in said)
+    assert abandoned_in(rolled_back) == [before, before]
+
+
+def test_a_missing_check_is_called_missing(rolled_back):
+    (rolled_back / "CHECK").unlink()
+    (said,) = said_at_opening(rolled_back)
+    assert "CHECK is missing or empty; CHECK is rebuilt from the" in said
+    assert "magic" not in said
 
 
 def test_slots_of_another_store_are_not_adopted(tmp_path):

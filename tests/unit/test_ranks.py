@@ -545,6 +545,24 @@ def test_a_second_start_does_not_end_the_job_that_goes_on(job):
     first.commit(3)
 
 
+@pytest.mark.filterwarnings("ignore:.*CHECK is rebuilt")
+def test_garbage_in_the_check_of_one_rank_costs_nothing(job):
+    """What it said of all ranks was believed: a checkpoint that never was seemed to be held by all, and lost."""
+    j = job(world=2).start()
+    j.commit(1, 2)
+    j.close()
+    path = store_of(j, 1) / format.CHECK_NAME
+    garbage = bytearray(random.Random(3).randbytes(path.stat().st_size))
+    garbage[format.PEER_ADDR_OFFSET : format.PEER_ADDR_OFFSET + 8] = (1 << 40).to_bytes(8, "little")
+    path.write_bytes(garbage)
+    restored = j.start().restore()
+    assert_states(restored, 2, 2)
+    assert [r.skipped for r in restored] == [()] * 2
+    j.commit(3)
+    j.close()
+    assert_states(j.start().restore(), 3, 2)
+
+
 # -- other worlds -----------------------------------------------------------------------------------------------------
 
 
