@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import platform
-from typing import Annotated
+import sys
+from typing import Annotated, Any, final
 
 import typer
 
@@ -18,9 +21,33 @@ from pccheck.version import __version__
 VERBS = (inspect, report, advise, probe, replay)
 
 
+CLOSED_PIPE = 141  # as a shell tells of tools that SIGPIPE ends
+
+
 def main() -> None:
-    """Run the command line."""
-    build()()
+    """Run the command line; where whoever reads its output goes (`| head`), it ends quietly with status CLOSED_PIPE."""
+    out = sys.stdout
+    if out is not None:  # typer and rich would exit with 1, which means something here
+        file = io.BufferedWriter(_Output(out.fileno(), "wb", closefd=False))
+        sys.stdout = io.TextIOWrapper(file, out.encoding, out.errors, line_buffering=out.isatty())
+    try:
+        build()()
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+@final
+class _Output(io.FileIO):
+    """Standard output that ends the program when nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        """Write, or raise SystemExit; what is flushed after that goes nowhere."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise SystemExit(CLOSED_PIPE) from None
 
 
 def build() -> typer.Typer:

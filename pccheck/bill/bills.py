@@ -1,4 +1,4 @@
-"""What runs cost and what failures took, as plain numbers (floor 0: imports bill.runs, bill.durations, tuning)."""
+"""What runs cost and what failures took, as plain numbers (floor 0: imports bill.*, tuning)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from pccheck.bill import deaths
 from pccheck.bill.durations import quantile
-from pccheck.bill.runs import EVERY_S, JobRun, Run, State
+from pccheck.bill.runs import JobRun, Run, State
 from pccheck.errors import OptionError
 from pccheck.tuning.goodput import loss_per_failure
 from pccheck.version import __version__
@@ -189,7 +190,7 @@ def report_of(path: str, runs: Sequence[JobRun], notes: Iterable[str], now_s: fl
     uptime_s = sum(run.first.uptime_s for run in runs)
     failures = sum(run.state == "failed" for run in runs)
     mtbf_s = uptime_s / failures if failures else None
-    restarts = [_restart_s(run.first, then.first) for run, then in followed if then and run.state == "failed"]
+    restarts = [deaths.restart_s(run.first, then.first) for run, then in followed if then and run.state == "failed"]
     restart_s = statistics.median(restarts) if restarts else None
     usual = next((run.first for run in reversed(runs) if run.first.progress), None)
     bills = tuple(_bill(run, then, usual, mtbf_s, restart_s, now_s) for run, then in followed)
@@ -199,10 +200,6 @@ def report_of(path: str, runs: Sequence[JobRun], notes: Iterable[str], now_s: fl
     )  # fmt: skip
 
 
-def _restart_s(run: Run, then: Run) -> float:
-    return max(0.0, then.began_s - run.began_s - run.uptime_s) + (then.restored_at_s or 0.0)
-
-
 def _bill(
     job: JobRun, then: JobRun | None, usual: Run | None, mtbf_s: float | None, restart_s: float | None, now_s: float
 ) -> RunBill:  # fmt: skip
@@ -210,12 +207,15 @@ def _bill(
     rank, dearest = max(job.parts.items(), key=lambda each: each[1].cost_s)
     cost, interval = _cost(rank, dearest)
     age = _age(run, now_s if job.state == "running" else None)
-    died_step = _died_step(run, usual) if job.state == "failed" else None
+    died_step = None
+    if job.state == "failed":
+        noted, run = run, deaths.at_least(run, then)
+        died_step = max(run.last_step, deaths.died_step(noted, usual))
     return RunBill(
         incarnation=run.incarnation, state=job.state, began=_iso(run.began_s), uptime_s=run.uptime_s, world=run.world,
         ranks=tuple(job.parts), writer=run.holder, in_flight=run.in_flight, snapshot=run.snapshot,
         pipeline=run.pipeline, restored_step=run.restored_step, first_step=run.first_step, reached_step=run.last_step,
-        durable_step=run.durable_step, died_step=died_step, steps_lost=_steps_lost(run, died_step, then),
+        durable_step=run.durable_step, died_step=died_step, steps_lost=deaths.steps_lost(run, died_step, then),
         saves=Saves(
             started=run.saves, committed=run.committed, superseded=run.superseded, skipped=run.skipped,
             failed=max(part.failed for part in parts), retries=sum(part.retries for part in parts),
@@ -224,30 +224,6 @@ def _bill(
         cost=cost, interval=interval, durable=_durable(run), age=age,
         loss=_loss(run, age, cost, interval, mtbf_s, restart_s),
     )  # fmt: skip
-
-
-def _died_step(run: Run, usual: Run | None) -> int:
-    """Estimate the step at which a run was killed: after its last save it went on at its mean pace, pauses included.
-
-    It died half the time between notes after the last one, on average. Whoever is silent for longer than ever between
-    two saves hangs, or waits for something. A run with one save had the pace of the `usual` one.
-    """
-    known = run if run.progress else usual
-    if run.returned_at_s is None or known is None or not known.climbed_s:
-        return run.last_step
-    per_s = known.progress / known.climbed_s
-    steps = max(0.0, run.uptime_s - run.returned_at_s) * per_s
-    if steps >= known.longest:
-        return run.last_step + known.longest
-    return run.last_step + int(steps + (0.0 if run.ended else EVERY_S / 2 * per_s))
-
-
-def _steps_lost(run: Run, died_step: int | None, then: JobRun | None) -> int | None:
-    """Count the steps from where a run that failed was gone on from to where it was killed."""
-    if died_step is None:
-        return None
-    from_step = run.durable_step if then is None or then.first.restored_step is None else then.first.restored_step
-    return None if from_step is None else max(0, died_step - from_step)
 
 
 def _cost(rank: int, run: Run) -> tuple[Cost, Interval]:

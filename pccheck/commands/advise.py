@@ -22,7 +22,7 @@ from pccheck.tuning.advice import advise as find_advice
 from pccheck.tuning.basis import Rates
 from pccheck.tuning.machine import MAX_JSON_BYTES, Machine
 from pccheck.tuning.room import ProbedRoomError
-from pccheck.tuning.units import bytes_text, parse_bytes, parse_rate, parse_seconds, seconds_text
+from pccheck.tuning.units import parse_bytes, parse_rate, parse_seconds, seconds_text, value_text
 from pccheck.tuning.wanted import FAILURE_RATES, MOST_IN_FLIGHT, Wanted, failures_of
 
 
@@ -88,7 +88,7 @@ def advise(
     status: 0 = advice; 1 = a wish is out of reach, with the nearest; 2 = the command line or a budget is wrong.
     """
     try:
-        mtbf_s, failures = _failures(mtbf, trace, node_mtbf, nodes)
+        mtbf_s, failures, whose = _failures(mtbf, trace, node_mtbf, nodes)
         state_bytes, parts = _state(state, store)
         wanted = Wanted(
             state_bytes=state_bytes,
@@ -105,7 +105,7 @@ def advise(
             max_in_flight=max_in_flight,
             ranks=ranks or parts,
         )
-        advice = find_advice(wanted, machine_of(probe, disk, stream, copy), failures=failures)
+        advice = find_advice(wanted, machine_of(probe, disk, stream, copy), failures=failures, whose=whose)
         if plot is not None:
             goodput(advice, plot)
     except OptionError as error:
@@ -141,37 +141,37 @@ def option_text(error: OptionError) -> str:
     if isinstance(error, ProbedRoomError):
         return str(error)
     flag = _FLAGS.get(error.field, "--" + error.field.replace("_", "-"))
-    in_bytes = error.field.endswith("_bytes") and isinstance(error.value, int)
-    value = bytes_text(cast(int, error.value)) if in_bytes else error.value
-    return f"{flag} {value} is not allowed: it must be {error.allowed}"
+    return f"{flag} {value_text(error.field, error.value)} is not allowed: it must be {error.allowed}"
 
 
 def _failures(
     mtbf: str | None, trace: Path | None, node_mtbf: str | None, nodes: int | None
-) -> tuple[float | None, str]:
-    """Give the mean time between failures of the job, and where it comes from."""
+) -> tuple[float | None, str, str]:
+    """Give the mean time between failures of the job, where it comes from, and whose it is if maybe not this job's."""
     if sum(given is not None for given in (mtbf, trace, node_mtbf)) > 1:
         raise UsageError("give one of --mtbf, --trace and --node-mtbf")
     if node_mtbf is not None:
         if nodes is None:
             raise UsageError("--node-mtbf needs --nodes: a job fails as often as all its nodes together")
         each_s = parse_seconds(node_mtbf, field="node_mtbf")
-        return each_s / nodes, f"{seconds_text(each_s)} between those of a node, {nodes:,} nodes"
+        return each_s / nodes, f"{seconds_text(each_s)} between those of a node, {nodes:,} nodes", ""
     if mtbf in FAILURE_RATES:
         mtbf_s, source = failures_of(mtbf, machines=nodes)
-        fewer = "; --nodes tells another number" if FAILURE_RATES[mtbf].machines and nodes is None else ""
-        return mtbf_s, source + fewer
+        of = FAILURE_RATES[mtbf].machines if nodes is None else None
+        return mtbf_s, source, f"as of {of:,.0f} nodes (`--nodes` tells yours)" if of else ""
     if nodes is not None:
-        raise UsageError("--nodes goes with --node-mtbf, or with --mtbf spot or dedicated")
+        raise UsageError(
+            "--nodes goes with --node-mtbf, or with --mtbf spot or dedicated: the job's own MTBF needs none"
+        )
     if trace is not None:
         read = read_trace(trace)
         if not math.isfinite(read.mtbf_s):
             raise UsageError(f"{trace} has no losses: leave it out")
-        return read.mtbf_s, f"{read.failures} losses in {seconds_text(read.end_s)}, {read.name}"
+        return read.mtbf_s, f"{read.failures} losses in {seconds_text(read.end_s)}, {read.name}", ""
     if mtbf is None:
-        return None, ""
+        return None, "", ""
     try:
-        return parse_seconds(mtbf, field="mtbf_s"), ""
+        return parse_seconds(mtbf, field="mtbf_s"), "", ""
     except OptionError as error:
         raise OptionError("mtbf_s", mtbf, f"{', '.join(FAILURE_RATES)}; or {error.allowed}") from None
 

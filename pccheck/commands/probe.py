@@ -23,7 +23,7 @@ from pccheck.options import MIB
 from pccheck.probing import probe as measure
 from pccheck.probing.trials import TINY_BYTES
 from pccheck.tuning.machine import Machine, Sample
-from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, rate_text, seconds_text
+from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, rate_text, seconds_text, value_text
 
 _OPTIONS = {"size_bytes": "--size", "seconds": "--seconds", "in_flight": "--in-flight"}  # as the errors name them
 
@@ -91,7 +91,8 @@ def _target(as_json: str | None) -> Path | None:
 def _text(error: Exception) -> str:
     """Say an error in the words of the command line."""
     if isinstance(error, OptionError):
-        return f"{_OPTIONS.get(error.field, error.field)} {error.value} is not allowed: it must be {error.allowed}"
+        name = _OPTIONS.get(error.field, error.field)
+        return f"{name} {value_text(error.field, error.value)} is not allowed: it must be {error.allowed}"
     if isinstance(error, CapacityError):
         where = "memory" if isinstance(error, PoolMemoryError) else error.path
         need = f"{bytes_text(error.needed_bytes)} are needed, {bytes_text(error.free_bytes)} are free"
@@ -171,11 +172,12 @@ def _writers(sample: Sample) -> str:
 
 _GAIN = 1.15  # rates of the same storage differ by as much from one second to the next
 _EXAMPLE_BYTES = 10 * 10**9
+_ENOUGH_BYTES = 10**9  # some disks take less than that into a cache, and any rate can come of it
 
 
 def meaning(machine: Machine) -> list[str]:
-    """Say in two sentences what a probe means for a training job; the rates are those of rows of its table."""
-    rows = _merged(s for s in machine.samples if s.state_bytes > TINY_BYTES) or list(machine.samples)
+    """Say what a probe means for a training job, and where it tells little; the rates are those of its table."""
+    measured = rows = _merged(s for s in machine.samples if s.state_bytes > TINY_BYTES) or list(machine.samples)
     rows = [row for row in rows if not row.pause_s] or rows  # after a rest, a cache takes more than lasts
     rows = [row for row in rows if row.state_bytes == max(r.state_bytes for r in rows)]
     enough = max(row.bytes_per_s for row in rows) / _GAIN
@@ -197,7 +199,21 @@ def meaning(machine: Machine) -> list[str]:
         said,
         f"A state of {bytes_text(_EXAMPLE_BYTES)} would be durable {seconds_text(machine.alone_s(_EXAMPLE_BYTES))} "
         f"after save(); this storage keeps up with one every {seconds_text(period_s)}.",
+        *_doubts(machine, min(row.durable_s for row in measured)),
     ]
+
+
+def _doubts(machine: Machine, shortest_s: float) -> list[str]:
+    """Say why rates for larger states cannot be told from what was measured, the shortest save of which is given."""
+    written = sum(sample.saves * sample.state_bytes for sample in machine.samples)
+    if machine.commit_s > shortest_s:
+        why = f"a commit of next to nothing took longer ({seconds_text(machine.commit_s)}) than a whole save"
+        why += f" ({seconds_text(shortest_s)})"
+    elif written < _ENOUGH_BYTES:
+        why = f"only {bytes_text(written)} were written"
+    else:
+        return []
+    return [f"Larger states may go at quite another rate: {why}. Probe for longer (`--seconds`)."]
 
 
 def _told(sample: Sample) -> list[str]:

@@ -211,6 +211,7 @@ def _live(trace: Trace, names: list[str] | None, settings: lives.Settings, plot:
     progress = console.print if console.is_terminal else None
     chosen = names or list(contenders.installed())
     contenders.check(chosen)
+    places.check(settings.directory)
     total_s, turns = lives.expected_s(trace, len(chosen), settings), "s take turns" if len(chosen) > 1 else ""
     console.print(
         f"{len(chosen)} contender{turns}, {seconds_text(settings.duration_s)} each; "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pccheck.replay.job import Job
-from pccheck.tuning.basis import Rates, Setting, basis_of
+from pccheck.tuning.basis import Rates, basis_of
 from pccheck.tuning.machine import Machine
 from pccheck.tuning.planning import best_plan, plan_of
-from pccheck.tuning.storage import StorageModel
 from pccheck.tuning.wanted import Wanted
 
 
@@ -35,7 +34,7 @@ def job_of(
     basis = basis_of(wanted, machine)
     best = best_plan(wanted, basis, in_flight=in_flight)
     settings = [setting.of(best.in_flight) for setting in basis.settings]
-    models = [_model(basis.machine, setting) for setting in settings]
+    models = [basis.machine.model(**setting.cut) for setting in settings]
     fastest = min(range(len(models)), key=lambda i: models[i].durable_s(wanted.state_bytes, best.in_flight))
     plan = plan_of(wanted, basis, best.in_flight, settings[fastest], best.snapshot)
     read = basis.machine.read_bytes_per_s
@@ -52,11 +51,3 @@ def job_of(
         seed=seed,
     )
     return job, plan.in_flight, basis.assumptions
-
-
-def _model(machine: Machine, setting: Setting) -> StorageModel:
-    return machine.model(
-        writers=setting.writers,
-        writers_per_checkpoint=setting.writers_per_checkpoint,
-        chunk_bytes=setting.chunk_bytes,
-    )

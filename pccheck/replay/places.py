@@ -22,8 +22,7 @@ def workplace(directory: Path, need_bytes: int) -> Iterator[Path]:
     Raises UsageError if `directory` is none, which may be mistyped; MediumError if nothing can be made there;
     CapacityError if fewer than `need_bytes` are free.
     """
-    if not directory.is_dir():
-        raise UsageError(f"{directory} is no folder: name one that is there, on the storage that is to be measured")
+    check(directory)
     try:
         free = shutil.disk_usage(directory).free
         if free < need_bytes:
@@ -35,6 +34,12 @@ def workplace(directory: Path, need_bytes: int) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check(directory: Path) -> None:
+    """Raise UsageError if this is no folder."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no folder: name one that is there, on the storage that is to be measured")
 
 
 def made(directory: Path) -> None:

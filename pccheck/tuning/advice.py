@@ -26,7 +26,7 @@ class Advice:
         plan: the best plan, with its interval, its outcome and its bill.
         others: what else could be done at the same rates: other numbers in flight, blocking saves.
         binds: what keeps it from being better.
-        helps: what would help, that which helps most first.
+        helps: what would help: what keeps a recovery point that is out of reach, then that which helps most.
         restart_s: seconds from a failure until training goes on that was counted with.
         headline: what was asked, in a sentence.
         meaning: what the figures mean.
@@ -109,7 +109,7 @@ class Advice:
         }
 
 
-def advise(wanted: Wanted, machine: Machine | Rates | None = None, *, failures: str = "") -> Advice:
+def advise(wanted: Wanted, machine: Machine | Rates | None = None, *, failures: str = "", whose: str = "") -> Advice:
     """Give the settings that get the most useful work out of a job, within its budgets.
 
     Of every number in flight, way to cut checkpoints that was measured, and snapshot mode, it takes the interval of
@@ -119,6 +119,7 @@ def advise(wanted: Wanted, machine: Machine | Rates | None = None, *, failures: 
         wanted: the job and its wishes.
         machine: what `pccheck probe` measured (`Machine.from_json`), rates told by hand, or None = assumed ones.
         failures: where the mean time between failures comes from, to be told among the assumptions.
+        whose: the failure rate is, for the headline, where it may be another job's.
 
     Raises OptionError for wishes out of their range, and for budgets without room for a single plan, with the least
     that would do. A recovery point out of reach is no error: `unreachable` says so, and the plan is the nearest.
@@ -135,10 +136,10 @@ def advise(wanted: Wanted, machine: Machine | Rates | None = None, *, failures: 
         binds=budget or plan.choice.binds,
         helps=found,
         restart_s=basis.restart_s,
-        headline=explaining.headline(wanted),
+        headline=explaining.headline(wanted, whose),
         meaning=tuple(explaining.meaning(wanted, basis, plan, budget)),
         binding=explaining.binding(wanted, basis, plan, budget),
-        helping=tuple(explaining.helping(plan.outcome, found)),
+        helping=tuple(explaining.helping(plan, found)),
         assumptions=(*((f"failures: {failures}",) if failures else ()), *basis.assumptions, BLOCKING),
         unreachable=tuple(explaining.unreachable(wanted, plan)),
         basis=basis,

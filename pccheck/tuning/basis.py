@@ -9,7 +9,7 @@ import msgspec
 
 from pccheck.errors import OptionError
 from pccheck.options import MIB
-from pccheck.tuning.machine import Machine, Sample
+from pccheck.tuning.machine import Machine, Options, Sample
 from pccheck.tuning.units import bytes_text, rate_text
 from pccheck.tuning.wanted import MOST_IN_FLIGHT, Wanted
 from pccheck.version import __version__
@@ -56,6 +56,15 @@ class Setting:
     writers: int = 2
     writers_per_checkpoint: int | None = None
     chunk_bytes: int = 16 * MIB
+
+    @property
+    def cut(self) -> Options:
+        """The options by which samples of a Machine are told apart."""
+        return {
+            "writers": self.writers,
+            "writers_per_checkpoint": self.writers_per_checkpoint,
+            "chunk_bytes": self.chunk_bytes,
+        }
 
     def of(self, in_flight: int) -> Setting:
         """Give the same for a number of checkpoints at once: where each has one stream, there is a writer for each."""
@@ -189,7 +198,10 @@ def _of_rates(wanted: Wanted, rates: Rates) -> Basis:
     if wanted.dram_bytes is None or wanted.storage_bytes is None:
         assumptions.append("there is memory for the pool and room for the slots (`--dram`, `--storage`)")
     read = rates.read or min(disk, wanted.ranks * stream)
-    restart_s = _restart_s(wanted, read, "storage gives", assumptions)
+    whose = (
+        "storage gives" if read >= disk else "one file gives" if wanted.ranks == 1 else "one file of each rank gives"
+    )
+    restart_s = _restart_s(wanted, read, whose, assumptions)
     settings = (Setting(),) if own_stream >= own_disk else (Setting(), Setting(writers=1, writers_per_checkpoint=1))
     machine = Machine(
         path="",

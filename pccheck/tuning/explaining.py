@@ -6,20 +6,22 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from pccheck.tuning.basis import Basis
-from pccheck.tuning.helping import Budget, Help
+from pccheck.tuning.helping import Budget, Help, total_rate
 from pccheck.tuning.planning import Outcome, Plan
 from pccheck.tuning.units import bytes_text, seconds_text
 from pccheck.tuning.wanted import Wanted
 
 _MUCH = 0.25  # of the time between failures: from here on no interval helps much
+_FULL = 0.8  # of the rate of storage
+_LITTLE = 0.001  # of the time: less is next to nothing
 _VARIES = 1.5  # worst over median: from here on a second checkpoint in flight bridges slow spells
 
 
-def headline(wanted: Wanted) -> str:
-    """Say what was asked."""
+def headline(wanted: Wanted, whose: str) -> str:
+    """Say what was asked, and whose failure rate it is where that is no matter of course."""
     rate = "how often it fails is not known"
     if wanted.mtbf_s is not None:
-        rate = f"a failure every {seconds_text(wanted.mtbf_s)} on average"
+        rate = f"a failure every {seconds_text(wanted.mtbf_s)} on average{whose and ', ' + whose}"
     ranks = f" on {wanted.ranks:,} ranks" if wanted.ranks > 1 else ""
     return f"{bytes_text(wanted.state_bytes)} of state{ranks}, {seconds_text(wanted.step_s)} a step, {rate}."
 
@@ -35,7 +37,7 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
         "newest durable checkpoint."
     )
     share = seen.stall_s / seen.work_s
-    if share >= 0.001:
+    if share >= _LITTLE:
         yield _stall(wanted, basis, plan, share)
     if seen.slowdown > 1 + share + 1e-6:
         yield (
@@ -51,7 +53,7 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
     elif (
         seen.useful is not None
         and budget is None
-        and plan.choice.binds in ("waits", "failures")
+        and plan.choice.binds in ("waits", "failures", "every step")
         and seen.durable_s + basis.restart_s > _MUCH * wanted.mtbf_s
     ):
         yield (
@@ -71,13 +73,8 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
 
 def _stall(wanted: Wanted, basis: Basis, plan: Plan, share: float) -> str:
     """Say what holds the trainer up: copies, and that training runs slower while a checkpoint is under way."""
-    seen, machine, setting = plan.outcome, basis.machine, plan.setting
-    alone_s = machine.alone_s(
-        wanted.part_bytes,
-        writers=setting.writers,
-        writers_per_checkpoint=setting.writers_per_checkpoint,
-        chunk_bytes=setting.chunk_bytes,
-    )
+    seen, machine = plan.outcome, basis.machine
+    alone_s = machine.alone_s(wanted.part_bytes, **plan.setting.cut)
     slower_s = min(seen.stall_s, (machine.interference or 0.0) * alone_s)
     copying_s = seen.stall_s - slower_s
     beyond = "beyond what one step hides, " if plan.snapshot == "lazy" else ""
@@ -110,11 +107,22 @@ def _why_one(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[str]:
             f"The rate of this storage varies (the slowest of the probe's checkpoints took {varies:.1f} times the "
             f"median): in_flight=2 bridges slow spells, for {more}."
         )
+    elif wanted.max_in_flight > 1 and _one_fills(basis, plan):
+        yield (
+            f"One checkpoint at a time is enough at these rates. in_flight=2 takes {more}, and pays where the rate "
+            "changes, or one stream cannot fill the storage."
+        )
     elif wanted.max_in_flight > 1:
         yield (
-            "One checkpoint at a time is enough at these rates. in_flight=2 takes "
-            f"{more}, and pays where the rate changes, or one stream cannot fill the storage."
+            "One stream cannot fill this storage, but one checkpoint at a time is enough at this interval: in_flight=2 "
+            f"would gain next to nothing. It takes {more}, and pays where saves come before the last one is durable, "
+            "or the rate changes."
         )
+
+
+def _one_fills(basis: Basis, plan: Plan) -> bool:
+    """Say whether one checkpoint gets about all that storage takes; rates that were measured differ by as much."""
+    return basis.machine.model(**plan.setting.cut).stream_bytes_per_s >= _FULL * total_rate(basis)
 
 
 def binding(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> str:
@@ -156,7 +164,11 @@ def binding(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
             wish = f"; for this failure rate {_every(best)} would be best" if best else ""
             return f"The recovery point binds: {every} is the least often that keeps it{wish}."
         case _:
-            return "Nothing binds: a save at every step is best, and costs next to nothing."
+            cost = seen.stall_s / seen.work_s
+            costs = (
+                f"though it costs {cost:.1%} of the training time" if cost >= _LITTLE else "and costs next to nothing"
+            )
+            return f"Nothing binds: a save at every step is best, {costs}."
 
 
 def _limit(wanted: Wanted) -> str:
@@ -185,15 +197,23 @@ def unreachable(wanted: Wanted, plan: Plan) -> Iterator[str]:
         )
 
 
-def helping(outcome: Outcome, found: Sequence[Help]) -> Iterator[str]:
+def helping(plan: Plan, found: Sequence[Help]) -> Iterator[str]:
     """Say what would help, and by how much; and what would not."""
     for help in found:
         if help.worth:
             how = f"{_every(help.interval)}, {help.in_flight} in flight"
-            yield f"{help.what}: {_gain(outcome, help)} ({how})"
+            keeps = "keeps the recovery point, " * (help.feasible and not plan.choice.feasible)
+            yield f"{help.what}: {keeps}{_gain(plan.outcome, help)} ({how})"
     nothing = [help.what for help in found if not help.worth]
     if nothing:
-        yield f"{'; '.join(nothing)}: nothing"
+        yield f"{'; '.join(nothing)}: next to nothing"
+    if not all(help.feasible for help in found):
+        none = (
+            "nothing else here keeps"
+            if any(help.feasible for help in found)
+            else "none of these, and no rate of storage, keeps"
+        )
+        yield f"{none} the recovery point"
 
 
 def _gain(outcome: Outcome, help: Help) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +14,12 @@ from pccheck.errors import OptionError
 from pccheck.tuning.basis import Basis
 from pccheck.tuning.machine import Machine
 from pccheck.tuning.planning import WORTH, WORTH_LOST, Plan, best_plan
-from pccheck.tuning.units import bytes_text, seconds_text
+from pccheck.tuning.units import bytes_text, rate_text, seconds_text
 from pccheck.tuning.wanted import MOST_IN_FLIGHT, Wanted
 
 Budget = Literal["storage budget", "DRAM budget"]
+
+_MOST_TIMES = 1e6  # as fast: memory is no faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class Help:
 
 
 def helps(wanted: Wanted, basis: Basis, plan: Plan) -> tuple[Help, ...]:
-    """Give what could help, that which helps most first."""
+    """Give what could help: what keeps a recovery point that is out of reach, then that which helps most."""
     found = []
     for what, find in _changes(wanted, basis, plan):
         try:
@@ -61,7 +64,7 @@ def helps(wanted: Wanted, basis: Basis, plan: Plan) -> tuple[Help, ...]:
                 worth=better(then, plan),
             )
         )
-    return tuple(sorted(found, key=lambda h: (-(h.useful or 0.0), h.lost_s)))
+    return tuple(sorted(found, key=lambda h: (not h.feasible, -(h.useful or 0.0), h.lost_s)))
 
 
 def better(then: Plan, plan: Plan) -> bool:
@@ -93,14 +96,16 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
     def of(basis: Basis = basis, **changes: object) -> Callable[[], Plan]:
         return lambda: best_plan(replace(wanted, **changes), basis)  # type: ignore[arg-type]
 
-    faster = replace(basis, machine=_faster_storage(basis.machine), restart_s=_sooner(wanted, basis))
-    yield "storage twice as fast", of(faster)
+    yield "storage twice as fast", of(_faster_storage(wanted, basis, 2))
+    if not plan.choice.feasible and (times := _times_needed(wanted, basis)):
+        rate = rate_text(times * wanted.ranks * total_rate(basis))
+        yield f"storage {times:.3g} times as fast, {rate}", of(_faster_storage(wanted, basis, times))
     if plan.in_flight < MOST_IN_FLIGHT:
         more = plan.in_flight + 1
         yield f"in_flight={more}", lambda: best_plan(replace(wanted, max_in_flight=more), basis, in_flight=more)
     yield "copying twice as fast", of(replace(basis, machine=_faster_copies(basis.machine)))
     if wanted.state_bytes > 1:
-        less = replace(basis, restart_s=_sooner(wanted, basis))
+        less = replace(basis, restart_s=_sooner(wanted, basis, 2))
         yield "a state of half the size", of(less, state_bytes=wanted.state_bytes // 2)
     for budget, any_wanted, any_basis in _unlimited(wanted, basis):
         free = best_plan(any_wanted, any_basis)
@@ -122,30 +127,55 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
         yield "half as many failures", of(mtbf_s=2 * wanted.mtbf_s)
 
 
-def _faster_storage(machine: Machine) -> Machine:
-    """Give a machine whose storage writes and reads twice as fast, with the same fixed cost of a checkpoint."""
+def _times_needed(wanted: Wanted, basis: Basis) -> float | None:
+    """Give how many times as fast storage must be to keep the recovery point; None = no rate keeps it."""
+
+    def keeps(times: float) -> bool:
+        return best_plan(wanted, _faster_storage(wanted, basis, times)).choice.feasible
+
+    low, high = 1.0, 2.0
+    while not keeps(high):
+        low, high = high, 2 * high
+        if high > _MOST_TIMES:
+            return None
+    while high > 1.01 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return math.ceil(high * 10) / 10
+
+
+def total_rate(basis: Basis) -> float:
+    """Give what storage takes of one rank, all its checkpoints together, in the fastest way that is known."""
+    return max(basis.machine.model(**setting.cut).total_bytes_per_s for setting in basis.settings)
+
+
+def _faster_storage(wanted: Wanted, basis: Basis, times: float) -> Basis:
+    """Give the same with storage that writes and reads so much faster, with the same fixed cost of a checkpoint."""
+    machine = basis.machine
 
     def sooner(seconds: float) -> float:
-        return seconds - (seconds - min(machine.commit_s, seconds / 2)) / 2
+        fixed_s = min(machine.commit_s, seconds / 2)
+        return fixed_s + (seconds - fixed_s) / times
 
     samples = tuple(
         msgspec.structs.replace(
             sample,
             durable_s=sooner(sample.durable_s),
             worst_durable_s=sooner(sample.worst_durable_s),
-            period_s=sample.period_s / 2,
+            period_s=sooner(sample.in_flight * sample.period_s) / sample.in_flight,
         )
         for sample in machine.samples
     )
     read = machine.read_bytes_per_s
-    return msgspec.structs.replace(machine, samples=samples, read_bytes_per_s=None if read is None else 2 * read)
+    faster = msgspec.structs.replace(machine, samples=samples, read_bytes_per_s=None if read is None else times * read)
+    return replace(basis, machine=faster, restart_s=_sooner(wanted, basis, times))
 
 
-def _sooner(wanted: Wanted, basis: Basis) -> float:
-    """Give the restart's time where the state is read in half the time; what the user told stays."""
+def _sooner(wanted: Wanted, basis: Basis, times: float) -> float:
+    """Give the restart's time where the state is read in so much less time; what the user told stays."""
     if wanted.restart_s is not None or not basis.machine.read_bytes_per_s:
         return basis.restart_s
-    return basis.restart_s - wanted.part_bytes / basis.machine.read_bytes_per_s / 2
+    return basis.restart_s - wanted.part_bytes / basis.machine.read_bytes_per_s * (1 - 1 / times)
 
 
 def _faster_copies(machine: Machine) -> Machine:

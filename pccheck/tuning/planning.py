@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from pccheck.tuning.basis import Basis, Setting
 from pccheck.tuning.goodput import loss_per_failure, state_age, useful_fraction
@@ -143,13 +143,12 @@ def plan_of(wanted: Wanted, basis: Basis, in_flight: int, setting: Setting, snap
     """
     setting = setting.of(in_flight)
     pool = pool_bytes(wanted, basis, in_flight, setting)
-    cut: dict[str, Any] = {"writers": setting.writers, "writers_per_checkpoint": setting.writers_per_checkpoint}
-    cut["chunk_bytes"] = setting.chunk_bytes
-    model, alone_s = basis.machine.model(**cut), basis.machine.alone_s(wanted.part_bytes, **cut)
+    model = basis.machine.model(**setting.cut)
+    alone_s = basis.machine.alone_s(wanted.part_bytes, **setting.cut)
     at = partial(_outcome, wanted, basis, in_flight=in_flight, setting=setting, buffer_bytes=pool, snapshot=snapshot)
     stall_s = at(1).stall_s  # the same at any interval
     # A save each 100 ms that takes 95 ms until durable cost 4 % more than one that takes them always (measured).
-    slow = basis.machine.spread(**cut)
+    slow = basis.machine.spread(**setting.cut)
     durable_s = {count: slow * model.durable_s(wanted.part_bytes, count) for count in range(1, in_flight + 1)}
     choice = choose_interval(
         step_s=wanted.step_s,
@@ -217,9 +216,7 @@ def _outcome(
         in_flight=in_flight,
         interval=interval,
         step_s=wanted.step_s,
-        writers=setting.writers,
-        writers_per_checkpoint=setting.writers_per_checkpoint,
-        chunk_bytes=setting.chunk_bytes,
+        **setting.cut,
         buffer_bytes=buffer_bytes,
         snapshot=snapshot,
     )

@@ -110,10 +110,10 @@ def _overlapping_s(model: StorageModel, state_bytes: int, in_flight: int, period
 
 
 def _capture_s(machine: Machine, model: StorageModel, state_bytes: int, room_bytes: int, chunk_bytes: int) -> float:
-    """Give the seconds until the state was copied, at the rate of the slowest copy on its way."""
+    """Give the seconds until the state was copied: by the slowest copy on its way, or by what writes its file."""
     copies = [machine.copy_bytes_per_s, machine.device_copy_bytes_per_s]
     times = pipeline_times(
         state_bytes, pool_bytes=room_bytes, chunk_bytes=chunk_bytes,
-        copy_bytes_per_s=min(rate for rate in copies if rate), write_bytes_per_s=model.total_bytes_per_s,
+        copy_bytes_per_s=min(rate for rate in copies if rate), write_bytes_per_s=model.stream_bytes_per_s,
     )  # fmt: skip
     return times.capture_s

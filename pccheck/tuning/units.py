@@ -131,6 +131,18 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 86400:.3g} d"  # more than anybody lives to see
 
 
+def value_text(field: str, value: object) -> str:
+    """Say the value of an option or argument as a person would: sizes, durations and rates with their units."""
+    if isinstance(value, (int, float)):
+        if field.endswith("_bytes"):
+            return bytes_text(value)
+        if field.endswith("_s") or field == "seconds":
+            return seconds_text(value) if value >= 1e-6 else f"{value:g} s"
+        if field in ("disk", "stream", "copy", "read"):
+            return rate_text(value)
+    return str(value).removesuffix(".0")
+
+
 def _three(value: float) -> str:
     """Give three digits, or all before the point."""
     if value >= 99.95 or value == 0:

@@ -50,7 +50,7 @@ FLOORS = {
     | {"tuning.machine", "tuning.prediction"}
     # the folders: their docstrings say what is in them
     | {"pipeline", "ranks", "reading", "saving", "state", "storage", "store"}
-    | {"bill", "bill.runs", "bill.durations", "bill.account", "bill.bills"},
+    | {"bill", "bill.runs", "bill.durations", "bill.account", "bill.bills", "bill.deaths"},
 }
 FLOOR_OF = {f"pccheck.{room}": floor for floor, rooms in FLOORS.items() for room in rooms}
 FACADE = "pccheck"  # the package itself hands out the public names of all floors; no room may import it

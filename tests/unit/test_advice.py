@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from pccheck.tuning.goodput import loss_per_failure, state_age, useful_fraction
 from pccheck.tuning.intervals import choose_interval
 from pccheck.tuning.machine import Machine, Sample
 from pccheck.tuning.planning import WORTH
+from pccheck.tuning.storage import pipeline_times
 from pccheck.tuning.wanted import FAILURE_RATES, Wanted, failures_of
 
 GB = 10**9
@@ -175,7 +177,7 @@ def test_what_helps_is_the_advice_for_the_better_thing() -> None:
     assert [h.useful for h in advice.helps] == sorted((h.useful or 0.0 for h in advice.helps), reverse=True)
     first = advice.helps[0]
     assert advice.helping[0].startswith(f"{first.what}: {first.useful:.1%} useful instead of 39.9%")
-    assert advice.helping[-1] == "in_flight=2: nothing"
+    assert advice.helping[-1] == "in_flight=2: next to nothing"
 
 
 def test_a_budget_in_the_way_is_named_with_what_would_do() -> None:
@@ -194,6 +196,76 @@ def test_a_recovery_point_out_of_reach_is_told_with_the_nearest() -> None:
     assert ask(rpo_s=nearest).unreachable == ()
     assert ask(rpo_s=nearest * 0.97).unreachable
     assert any(help.feasible and help.worth for help in ask(rpo_s=nearest * 0.6).helps)
+
+
+@pytest.mark.parametrize("rates", [Rates(), Rates(disk=1e9, stream=5e8)])
+def test_where_no_help_keeps_the_recovery_point_the_rate_of_storage_that_does_is_told(rates: Rates) -> None:
+    advice = ask(rates, rpo_s=60.0, mtbf_s=6 * 3600.0)
+    assert [help.what for help in advice.helps if help.feasible] == [advice.helps[0].what]
+    found = re.fullmatch(r"storage ([0-9.]+) times as fast, ([0-9.]+) GB/s", advice.helps[0].what)
+    assert found is not None
+    times = float(found[1])
+    assert float(found[2]) == pytest.approx(times * (rates.disk or 5e8) / GB, rel=0.01)
+    assert "keeps the recovery point" in advice.helping[0]
+    assert advice.helping[-1] == "nothing else here keeps the recovery point"
+    for factor, reached in ((times, True), (0.95 * times, False)):
+        faster = Rates(disk=factor * (rates.disk or 5e8), stream=factor * (rates.stream or 5e8))
+        assert (ask(faster, rpo_s=60.0, mtbf_s=6 * 3600.0).unreachable == ()) is reached
+    assert ask(rates, rpo_s=1.0).helping[-1] == "none of these, and no rate of storage, keeps the recovery point"
+
+
+@pytest.mark.parametrize("snapshot", ["copy", "lazy"])
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_pool_smaller_than_the_state_waits_for_one_stream_not_for_all_of_the_storage(
+    snapshot: str, ranks: int
+) -> None:
+    """The stall is that of the pipeline at the rate at which one file is written, as is the time to durable."""
+    rates = Rates(disk=4.8e9, stream=2e8)
+    advice = ask(rates, state_bytes=80 * GB * ranks, dram_bytes=40 * GB, snapshot=snapshot, ranks=ranks)
+    times = pipeline_times(
+        80 * GB, pool_bytes=40 * GB, chunk_bytes=16 << 20, copy_bytes_per_s=10e9, write_bytes_per_s=2e8
+    )
+    assert times.capture_s == pytest.approx(200, rel=0.001)
+    hidden_s = 2.0 if snapshot == "lazy" else 0.0
+    assert advice.outcome.stall_s == pytest.approx(0.005 + times.capture_s - hidden_s)
+    assert advice.outcome.durable_s == pytest.approx(400.01)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stream", "said"),
+    [
+        (1, None, "the 2 GB/s that storage gives"),
+        (1, 1e9, "the 1 GB/s that one file gives"),
+        (4, 1e8, "the 400 MB/s that one file of each rank gives"),
+        (4, 1e9, "the 2 GB/s that storage gives"),
+    ],
+)
+def test_a_restart_reads_each_file_at_the_rate_of_one(ranks: int, stream: float | None, said: str) -> None:
+    advice = ask(Rates(disk=2e9, stream=stream), ranks=ranks)
+    assert any(said in sentence for sentence in advice.assumptions)
+    assert advice.restart_s == pytest.approx(60 + 80e9 / min(2e9, ranks * (stream or 2e9)))
+
+
+def test_one_in_flight_is_explained_by_what_one_stream_reaches() -> None:
+    enough = "One checkpoint at a time is enough at these rates."
+    assert any(sentence.startswith(enough) for sentence in ask(mtbf_s=6 * 3600.0).meaning)
+    narrow = ask(Rates(disk=1.2e9, stream=2e8), mtbf_s=6 * 3600.0)
+    (why,) = [sentence for sentence in narrow.meaning if "in_flight=2" in sentence]
+    assert narrow.options["in_flight"] == 1
+    assert why.startswith(
+        "One stream cannot fill this storage, but one checkpoint at a time is enough at this interval"
+    )
+    assert narrow.others[0].useful == pytest.approx(narrow.outcome.useful, abs=WORTH), "as the sentence says"
+
+
+def test_a_save_at_every_step_is_told_with_its_cost() -> None:
+    dear = ask(state_bytes=GB, mtbf_s=30.0)
+    assert dear.interval == 1
+    assert dear.binding == "Nothing binds: a save at every step is best, though it costs 5.2% of the training time."
+    assert any(sentence.startswith("Failures come so often that a restart (62 s)") for sentence in dear.meaning)
+    cheap = ask(state_bytes=10**6, step_s=20.0, mtbf_s=300.0)
+    assert cheap.interval == 1
+    assert cheap.binding == "Nothing binds: a save at every step is best, and costs next to nothing."
 
 
 @pytest.mark.parametrize(

@@ -52,14 +52,14 @@ def test_a_7b_model_on_spot_machines() -> None:
     done = run(*SPOT)
     assert (done.returncode, done.stderr) == (0, "")
     for sentence in (
-        "80 GB of state, 2 s a step, a failure every 8 min 39 s on average.",
+        "80 GB of state, 2 s a step, a failure every 8 min 39 s on average, as of 47 nodes (`--nodes` tells yours).",
         "save every 78 steps (156 s of work)",
         "keep 1, so 2 slots: 160 GB of storage",
         "A checkpoint is durable 160 s (80 steps) after its save.",
         "Failures come so often that a restart (3 min 40 s) and the wait until a checkpoint is durable (160 s) are 73%",
         "Storage binds: every 78 steps is the most often that it takes without a wait",
         "storage twice as fast: 56.6% useful instead of 39.9%",
-        "in_flight=2: nothing",
+        "in_flight=2: next to nothing",
         "a trace of 56 spot GPUs",
         "storage takes 500 MB/s, as a cloud SSD of moderate size; measure yours: `pccheck probe DIR --json probe.json`",
         "untuned = every 1,000 steps",
@@ -240,7 +240,7 @@ WRONG = [
     ),
     (
         ("--state", "80GB", "--step", "2", "--mtbf", "1h", "--nodes", "2"),
-        "--nodes goes with --node-mtbf, or with --mtbf spot",
+        "--nodes goes with --node-mtbf, or with --mtbf spot or dedicated: the job's own MTBF needs none",
     ),
     (
         ("--state", "80GB", "--step", "2", "--mtbf", "shared", "--nodes", "2"),
@@ -253,9 +253,14 @@ WRONG = [
     ),
     (("--state", "80GB", "--step", "2", "--dram", "1MB"), "--dram 1 MB is not allowed: it must be at least 33.6 MB"),
     (("--state", "80GB", "--step", "2", "--slowdown", "0.05"), "--slowdown 0.05 is not allowed"),
-    (("--state", "80GB", "--step", "2", "--stall", "5"), "--stall 5.0 is not allowed"),
+    (("--state", "80GB", "--step", "2", "--stall", "5"), "--stall 5 is not allowed"),
     (("--state", "80GB", "--step", "2", "--snapshot", "quick"), "--snapshot quick is not allowed"),
     (("--state", "80GB", "--step", "2", "--disk", "fast"), "--disk fast is not allowed"),
+    (
+        ("--state", "80GB", "--step", "2", "--disk", "1GB/s", "--stream", "3GB/s"),
+        "--stream 3 GB/s is not allowed: it must be at most the disk's 1 GB/s",
+    ),
+    (("--state", "80GB", "--step", "0"), "--step 0 s is not allowed"),
     (("--state", "80GB", "--step", "2", "--probe", "nowhere.json"), "nowhere.json"),
     (("--state", "80GB", "--step", "2", "--trace", "nowhere.csv"), "nowhere.csv"),
     (("--store", "nowhere", "--step", "2"), "nowhere"),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import pccheck
-from pccheck.bill import bills, history
+from pccheck.bill import deaths, history
 from pccheck.bill.history import past_failures
 
 WAIT_S = 60.0
@@ -162,7 +162,7 @@ def test_a_killed_run_is_a_failure_with_its_lost_steps(tmp_path):
 
 def test_steps_after_the_last_save_are_lost_too(tmp_path, monkeypatch):
     """Killed between two saves, after the last of which 40 steps were made."""
-    monkeypatch.setattr(bills, "EVERY_S", 0.2)
+    monkeypatch.setattr(deaths, "EVERY_S", 0.2)
     process, steps = train_on(tmp_path / "s")
     limit = time.monotonic() + WAIT_S
     while not (text := steps.read_bytes()) or int(text) < 190:

@@ -300,6 +300,27 @@ def test_the_step_that_a_killed_run_died_at_is_estimated():
     assert (running.runs[0].died_step, running.runs[0].steps_lost) == (None, None)
 
 
+def test_what_the_next_run_restored_was_reached():
+    """A killed run's last note is up to two seconds old, in which a short run does most of what it does."""
+
+    def killed(restored, incarnation=2, state="failed", **known):
+        run = a_run(last_step=30, durable_step=20, **known)
+        then = a_run(incarnation, began_s=run.began_s + 500.0, restored_step=restored, first_step=80, last_step=90)
+        first = bill(JobRun(parts={0: run}, state=state), JobRun(parts={0: then}, state="ended")).runs[0]
+        return first.reached_step, first.durable_step, first.died_step, first.steps_lost
+
+    assert killed(79) == (79, 79, 79, 0)
+    assert killed(25) == (30, 25, 30, 5), "and no less than what is noted"
+    assert killed(10) == (30, 20, 30, 20), "an older checkpoint was gone back to"
+    assert killed(None) == (30, 20, 30, 10), "it is not known"
+    assert killed(79, incarnation=1)[:2] == (30, 20), "another store, made anew in the same place"
+    assert killed(79, state="ended") == (30, 20, None, None), "its last note says all"
+    pace = {"uptime_s": 12.0, "returned_at_s": 10.0, "progress": 30, "climbs": 3, "climbed_s": 10.0, "longest": 10}
+    assert killed(None, **pace)[2] == 39, "3 steps a second, until one second after the last note"
+    assert killed(35, **pace) == (35, 35, 39, 4), "the pace counts from what was noted"
+    assert killed(60, **pace) == (60, 60, 60, 0)
+
+
 def test_a_run_with_one_save_has_the_pace_of_another():
     usual = a_run(1, last_step=90, progress=90, climbs=9, climbed_s=180.0, longest=10, returned_at_s=180.0)
     once = a_run(2, began_s=usual.began_s + 500.0, restored_step=90, first_step=100, last_step=100, durable_step=100,

@@ -301,3 +301,23 @@ def test_impossible_times_do_not_stop_the_show(tmp_path: Path, time_ns: int) -> 
     (tmp_path / "slot-000.pcc").write_bytes(slot_file(STATE, time_ns=time_ns, step=-(2**63)))
     assert run("inspect", tmp_path, columns=120).returncode == 0
     assert run("inspect", tmp_path, "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("advise", "--state", "1GB", "--step", "1"), ("advise", "--state", "1GB", "--step", "1", "--json"), ("--help",)],
+)
+def test_a_pipe_that_nobody_reads_ends_it_quietly_with_a_status_of_its_own(arguments):
+    """Not 1, which is "a wish is out of reach", nor a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pccheck", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.CLOSED_PIPE, b"")
+
+
+def test_output_that_is_closed_is_no_error():
+    command = f"{sys.executable} -m pccheck --version >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")

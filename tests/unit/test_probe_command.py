@@ -68,9 +68,9 @@ def test_json_alone_is_printed(tmp_path):
     ("arguments", "said"),
     [
         (("--size", "1"), "--size"),
-        (("--size", "1kB"), r"--size 1000 is not allowed: it must be from 131,072 to"),
+        (("--size", "1kB"), r"--size 1 kB is not allowed: it must be from 131,072 to"),
         (("--seconds", "soon"), "--seconds"),
-        (("--seconds", "2h"), "--seconds 7200.0 is not allowed"),
+        (("--seconds", "2h"), "--seconds 2 h is not allowed"),
         (("--in-flight", "99"), "--in-flight 99 is not allowed"),
         (("--json", "nowhere/probe.json"), "nowhere/probe.json cannot be written"),
     ],
@@ -142,6 +142,23 @@ def test_storage_that_one_checkpoint_fills():
     first, second = meaning(machine(0.5 * GB, 0.5 * GB))
     assert first.startswith("One checkpoint at a time fills this storage (500 MB/s)")
     assert second == "A state of 10 GB would be durable 20 s after save(); this storage keeps up with one every 20 s."
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"commit_s": 2.1}, "a commit of next to nothing took longer (2.1 s) than a whole save (2 s)"),
+        ({"commit_s": 1.9}, None),
+        (
+            {"samples": (msgspec.structs.replace(sample(1, 0.03, False), state_bytes=16 * MIB),)},
+            "only 83.9 MB were written",
+        ),
+    ],
+)
+def test_a_probe_that_tells_little_says_so(changes, why):
+    found = meaning(msgspec.structs.replace(machine(0.5 * GB, 0.5 * GB), **changes))
+    said = f"Larger states may go at quite another rate: {why}. Probe for longer (`--seconds`)."
+    assert found[2:] == ([said] if why else [])
 
 
 def test_storage_that_takes_several_streams():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from pccheck.cli import build
 from pccheck.tuning.wanted import failures_of
 
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "gpus_trace.csv"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "replay.md"
 TRACE = "seconds,event\n0,start\n400,loss\n460,loss\n1300,gain\n2000,loss\n2600,loss\n3600,end\n"
 JOB = ("--state", "20GB", "--step", "1s", "--disk", "2GB/s", "--stream", "1GB/s")
 
@@ -89,13 +92,13 @@ def test_without_matplotlib_the_error_says_how_to_get_it(trace, tmp_path, monkey
         ((), "give --state SIZE and --step TIME, or --live"),
         (("--state", "20", "--step", "1"), "--state 20 is not allowed"),
         ((*JOB, "--mtbf", "often"), "--mtbf often is not allowed"),
-        ((*JOB, "--scale", "0"), "--scale 0.0 is not allowed"),
+        ((*JOB, "--scale", "0"), "--scale 0 is not allowed"),
         ((*JOB, "--disk-change", "5"), "--disk-change 5 is not allowed: it must be TIME:FACTOR"),
         ((*JOB, "--disk-change", "5:0"), "factor above 0"),
         ((*JOB, "--disk-change", "1h:1e308"), "1e-6 to 1e6"),
         ((*JOB, "--stall", "1e-308"), "--stall 1e-308 is not allowed"),
         ((*JOB, "--slowdown", "1e300"), "at most"),
-        ((*JOB, "--jitter", "2"), "--jitter 2.0 is not allowed"),
+        ((*JOB, "--jitter", "2"), "--jitter 2 is not allowed"),
         ((*JOB, "--slowdown", "0.05"), "for at most 5.0% slower give 1.05"),
         ((*JOB, "--probe", "none.json", "--disk", "1GB/s"), "leave them out"),
         ((*JOB, "--tuned"), "go with --live"),
@@ -171,6 +174,7 @@ def test_numbers_out_of_range_are_refused_at_once(trace, arguments):
 def test_live_makes_no_folder_of_a_mistyped_name(trace, tmp_path):
     done = call(trace, "--live", "--contender", "pccheck", "--directory", str(tmp_path / "nope"))
     assert done.exit_code == 2
+    assert done.stderr.startswith("pccheck replay: "), "it is found before anything is promised"
     assert "nope is no folder" in done.stderr
     assert not (tmp_path / "nope").exists()
 
@@ -208,3 +212,14 @@ def test_live(trace, tmp_path):
     assert outcome["every"] == 5
     assert (tmp_path / "pictures" / "timeline.png").exists()
     assert not list((tmp_path / "ckpt").iterdir())
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published trace is not here")
+def test_the_simulation_in_the_document_is_what_is_printed(monkeypatch):
+    command, shown = re.search(
+        r"(?s)```\n\$ pccheck (replay gpus_trace[^\n]*)\n(.*?)\n```", DOCUMENT.read_text()
+    ).groups()
+    monkeypatch.chdir(PUBLISHED.parent)
+    printed = CliRunner().invoke(build(), command.split(), env={"COLUMNS": "100", "NO_COLOR": "1"}).output
+    assert shown.split() == printed.split()
+    assert "at the 1 GB/s that one file gives" in " ".join(printed.split())
