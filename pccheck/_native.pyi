@@ -125,18 +125,29 @@ def copy_pieces(
 def digest_pieces(addresses: Buffer | Sequence[int], lengths: Buffer | Sequence[int]) -> bytes:
     """Give XXH3-128 of each piece of memory, 16 bytes each; those below 256 bytes are taken with zeros up to there."""
 
-def describe_arrays(cls: type, arrays: Sequence[Any], /) -> bytes:
+def describe_arrays(cls: type, arrays: Sequence[Any], questions: tuple[str, ...] = ..., /) -> bytes:
     """Give what DLPack tells of arrays of a class or its subclasses, but for addresses: device, dtype, shape, strides.
 
-    Raises TypeError for an item of another class, AttributeError or BufferError where the class has no DLPack exchange
-    table of major version 1, and what the class raises for an array that DLPack cannot describe.
+    And the answers to at most 8 questions, True or False: names of attributes of the class, and of native methods of it
+    without arguments. Raises TypeError for an item of another class, or a question that is neither, AttributeError or
+    BufferError where the class has no DLPack exchange table of major version 1, or not what is asked, and what the
+    class raises for an array that DLPack cannot describe.
     """
 
-def check_arrays(cls: type, arrays: Sequence[Any], description: Buffer, addresses: Buffer, /) -> int:
+def check_arrays(
+    cls: type,
+    arrays: Sequence[Any],
+    description: Buffer,
+    addresses: Buffer,
+    questions: tuple[str, ...] = ...,
+    looks: Buffer = ...,
+    /,
+) -> int:
     """Write the address of each array, and give -1 where they are as described; else the first index that is not so.
 
     `addresses` is writable and holds 8 bytes per array; 0 = an array without memory. Beyond a changed array nothing is
-    asked. Raises as `describe_arrays`, and ValueError where `addresses` is of another length.
+    asked. `looks`, likewise, holds an address that answering for each array will look at: it is but fetched early.
+    Raises as `describe_arrays`, and ValueError where `addresses` is of another length.
     """
 
 @final

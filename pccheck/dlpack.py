@@ -9,7 +9,7 @@ without a Python object for any of these.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, final
 
@@ -34,13 +34,15 @@ class Description:
 
     Args:
         cls: the class of the arrays, or one that all of their classes inherit from.
+        questions: what was asked beside.
         told: what `describe_arrays` gave.
+        looks: of each array, an address as `described` takes it.
     """
 
-    __slots__ = ("_cls", "_told")
+    __slots__ = ("_cls", "_looks", "_questions", "_told")
 
-    def __init__(self, cls: type, told: bytes) -> None:
-        self._cls, self._told = cls, told
+    def __init__(self, cls: type, questions: tuple[str, ...], told: bytes, looks: bytes) -> None:
+        self._cls, self._questions, self._told, self._looks = cls, questions, told, looks
 
     def addresses(self, arrays: Sequence[Any]) -> NDArray[np.uint64] | None:
         """Give where the first element of each array lies, 0 for those without memory; None if any has changed.
@@ -48,11 +50,21 @@ class Description:
         Raises TypeError for what is no such array, and what the class raises for one that DLPack cannot describe.
         """
         found = np.empty(len(arrays), np.uint64)
-        return found if _check(self._cls, arrays, self._told, found.data) < 0 else None
+        return found if _check(self._cls, arrays, self._told, found.data, self._questions, self._looks) < 0 else None
 
 
-def described(cls: type, arrays: Sequence[Any]) -> Description | None:
+def described(
+    cls: type, arrays: Sequence[Any], questions: tuple[str, ...] = (), looks_at: Callable[[Any], int] | None = None
+) -> Description | None:
     """Describe arrays; None where that takes asking them one by one.
+
+    Args:
+        cls: the class of the arrays, or one that all of their classes inherit from.
+        arrays: what is described.
+        questions: asked along with the rest: names of attributes, and of native methods without arguments, of `cls`
+            that are True or False.
+        looks_at: gives an address that answering for an array will look at, as long as it is as it is now: so that it
+            is fetched early. Whatever it is, it changes no answer.
 
     So it is without the native extension, for a class that has no such interface, and where one of the arrays cannot
     be described: it has no strides, or a dtype or device that DLPack does not know.
@@ -60,7 +72,9 @@ def described(cls: type, arrays: Sequence[Any]) -> Description | None:
     if not NATIVE:
         return None
     try:
-        return Description(cls, _describe(cls, arrays))
+        told = _describe(cls, arrays, questions)
+        looks = array("Q", map(looks_at, arrays)) if looks_at else array("Q")
+        return Description(cls, questions, told, looks.tobytes())
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):
         return None
 

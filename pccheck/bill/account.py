@@ -42,22 +42,22 @@ class Account:
 
     def heard(self, event: events.Event, at_s: float) -> None:
         """Count one event that came at this time."""
-        match event:
-            case events.Returned():
-                self._came_back(event, at_s)
-            case events.Persisted():
-                self.written_bytes += event.payload_bytes
-                self.state_bytes = event.payload_bytes
-            case events.Published():
-                self._durable(event.seconds)
-                self._published(event, at_s)
-            case events.Superseded():
-                self._durable(event.seconds)
-            case events.Restored():
-                if not self.returned:
-                    self.restored_step, self.restored_at_s = event.step, at_s
-            case events.SnapshotPicked():
-                self.snapshot = event.mode
+        # By type: to ask whether it is of each abstract class in turn cost as much as all the counting (profiled).
+        if type(event) is events.Returned:
+            self._came_back(event, at_s)
+        elif type(event) is events.Persisted:
+            self.written_bytes += event.payload_bytes
+            self.state_bytes = event.payload_bytes
+        elif type(event) is events.Published:
+            self._durable(event.seconds)
+            self._published(event, at_s)
+        elif type(event) is events.Superseded:
+            self._durable(event.seconds)
+        elif type(event) is events.Restored:
+            if not self.returned:
+                self.restored_step, self.restored_at_s = event.step, at_s
+        elif type(event) is events.SnapshotPicked:
+            self.snapshot = event.mode
 
     def age(self, at_s: float) -> tuple[float, float]:
         """Give the age of the newest durable checkpoint, integrated from the beginning to a time, and its worst."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 from pccheck.events import Returned
 from pccheck.pipeline.interface import JobStats
@@ -90,5 +90,6 @@ class Tally:
         pool_wait_s, retries = (0.0, 0) if job is None else (job.pool_wait_s, job.retries)
         with self._lock:
             had = self._stats
-            counted = replace(had, pool_wait_s=had.pool_wait_s + pool_wait_s, retries=had.retries + retries)
-            self._stats = replace(counted, **{outcome: getattr(had, outcome) + 1})
+            more: dict[str, Any] = {outcome: getattr(had, outcome) + 1}
+            pool_wait_s, retries = had.pool_wait_s + pool_wait_s, had.retries + retries
+            self._stats = replace(had, pool_wait_s=pool_wait_s, retries=retries, **more)

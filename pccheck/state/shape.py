@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, final
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from pccheck.errors import UsageError
 from pccheck.leaves import KindTable
@@ -87,12 +86,12 @@ class Shape:
         Values that are as they were are not encoded again: those that compare equal, but floats by their bits.
         """
         values, known = self._pick(found), self._known
-        floats = np.fromiter((values[i] for i in self._floats), np.float64, len(self._floats)).view(np.uint64)
+        floats = array("d", [values[i] for i in self._floats]).tobytes()
         if (
             known is not None
             and not self._complex  # in these -0.0 equals 0.0
             and values == known.values
-            and np.array_equal(floats, known.floats)
+            and floats == known.floats
         ):
             return known.text
         if known is None:
@@ -100,7 +99,7 @@ class Shape:
         else:
             encoded = known.encoded.copy()
             changed = {*compress(range(len(values)), map(operator.ne, values, known.values)), *self._complex}
-            changed.update(self._floats[i] for i in np.flatnonzero(floats != known.floats))
+            changed.update(compress(self._floats, map(operator.ne, _bits(floats), _bits(known.floats))))
             for i in changed:
                 value = values[i]
                 if type(value) in (str, bytes) and len(value) > SMALL_BYTES:
@@ -117,6 +116,10 @@ class _Values:
     """The small values of the last save, and their JSON."""
 
     values: Sequence[Any]
-    floats: NDArray[np.uint64]  # the bits of the floats among them
+    floats: bytes  # the bits of the floats among them
     encoded: list[bytes]
     text: bytes  # of the whole tree
+
+
+def _bits(floats: bytes) -> memoryview:
+    return memoryview(floats).cast("Q")

@@ -46,7 +46,6 @@ class _Group:
     cls: type
     mask: list[bool] | None  # None: the whole level
     facts: list[Any]
-    children: Callable[[list[Any]], list[Any]]
     kind: ContainerKind | None  # what opens them
 
     def select(self, level: list[Any]) -> list[Any]:
@@ -54,10 +53,8 @@ class _Group:
 
     def below(self, members: list[Any]) -> list[Any] | None:
         """Give the children of these; None if they are not built as the ones learnt."""
-        if self.kind is not None:
-            facts, children, _ = _opened(self.kind, members)
-            return children if facts == self.facts else None
-        return self.children(members) if _facts(self.cls, members) == self.facts else None
+        facts, children = _opened(self.kind, members)[:2] if self.kind is not None else _looked_at(self.cls, members)
+        return children if facts == self.facts else None
 
 
 @dataclass(frozen=True)
@@ -151,10 +148,10 @@ class Structure:
             if kind is not None:
                 facts, children, counts = _opened(kind, members)
             else:
-                facts, children = _facts(cls, members), _children(cls)(members)
+                facts, children = _looked_at(cls, members)
                 fields = form_of(cls) == "dataclass"
                 counts = [len(field_names(cls))] * len(members) if fields else list(map(len, members))
-            groups.append(_Group(cls, None if all(mask) else mask, facts, _children(cls), kind))
+            groups.append(_Group(cls, None if all(mask) else mask, facts, kind))
             offset = len(below)
             places = list(compress(range(len(level)), mask))
             for i, count in zip(places, counts, strict=True):
@@ -182,40 +179,33 @@ def _opened(kind: ContainerKind, members: list[Any]) -> tuple[list[Any], list[An
     )
 
 
-def _facts(cls: type, members: list[Any]) -> list[Any]:
-    """Give what must be equal, besides the class, for two rows of containers to be built alike."""
-    form = form_of(cls)
-    if form == "dataclass":
-        return []
+def _looked_at(cls: type, members: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Give what must be equal, besides the class, for two rows of containers to be built alike, and their children."""
+    if form_of(cls) == "dataclass":
+        names = field_names(cls)
+        found = map(operator.attrgetter(*names), members) if names else ()
+        return [], list(_flat(found) if len(names) > 1 else found)
     facts: list[Any] = [list(map(len, members))]
-    if cls in _MAPPINGS:
-        facts += _facts_of_keys(list(_flat(members)))
+    if cls not in _MAPPINGS:
+        return facts, list(_flat(members))
+    as_dicts = list(_flat(map(dict.__iter__, members)))
+    if cls is not OrderedDict:
+        facts += _facts_of_keys(as_dicts)
         if cls is defaultdict:
             facts.append(list(map(_factory, members)))
-    return facts
+        return facts, list(_flat(map(dict.values, members)))
+    # Its order is its own, and finding the value of each key in turn takes long: mostly it is that of the dict.
+    keys = list(_flat(members))
+    values = dict.values if keys == as_dicts else OrderedDict.values
+    return facts + _facts_of_keys(keys), [*_flat(map(values, members)), *map(vars, members)]  # and their attributes
 
 
 def _facts_of_keys(keys: list[Any]) -> list[Any]:
     types = list(map(type, keys))
-    if _PLAIN_KEYS.issuperset(types):
+    if types.count(str) == len(types) or _PLAIN_KEYS.issuperset(types):  # the first takes a tenth of the second
         return [keys, types]
     # 0.0 equals -0.0, and (1,) equals (True,)
     return [keys, types, [msgspec.json.encode(nodes.encode_key(key)) for key in keys]]
-
-
-def _children(cls: type) -> Callable[[list[Any]], list[Any]]:
-    """Give what makes, out of a row of containers of one class, the row of their children."""
-    if cls is OrderedDict:
-        return lambda members: [*_flat(map(OrderedDict.values, members)), *map(vars, members)]
-    if cls in _MAPPINGS:
-        return lambda members: list(_flat(map(dict.values, members)))
-    if form_of(cls) == "dataclass":
-        names = field_names(cls)
-        if not names:
-            return lambda members: []
-        fields = operator.attrgetter(*names)
-        return lambda members: list(map(fields, members) if len(names) == 1 else _flat(map(fields, members)))
-    return lambda members: list(_flat(members))
 
 
 def _depth_first(rows: list[_Row]) -> list[int]:

@@ -65,6 +65,55 @@ def test_the_first_change_is_told(what, at):
         assert checked(arrays, told)[0] == at
 
 
+QUESTIONS = ("requires_grad", "is_neg")
+ANSWERS = {
+    "an attribute": lambda: torch.ones(4, 6, requires_grad=True),
+    "a method": lambda: torch._neg_view(torch.ones(4, 6)),
+}
+
+
+@pytest.mark.parametrize("at", [0, 30, 63])
+@pytest.mark.parametrize("what", ANSWERS)
+def test_another_answer_to_a_question_is_told(what, at):
+    arrays, found = [torch.ones(4, 6) for _ in range(64)], np.zeros(64, np.uint64)
+    told = _native.describe_arrays(Tensor, arrays, QUESTIONS)
+    assert _native.check_arrays(Tensor, arrays, told, found, QUESTIONS) == -1
+    assert found.tolist() == [t.data_ptr() for t in arrays]
+    arrays[at] = ANSWERS[what]()
+    assert _native.check_arrays(Tensor, arrays, told, found, QUESTIONS) == at
+    assert _native.check_arrays(Tensor, arrays, _native.describe_arrays(Tensor, arrays, QUESTIONS), found, QUESTIONS)
+    for fewer in ((), QUESTIONS[:1]):  # it was described with another number of answers
+        assert _native.check_arrays(Tensor, arrays, told, found, fewer) >= 0
+    alone = _native.describe_arrays(Tensor, arrays[:1], QUESTIONS)
+    assert _native.check_arrays(Tensor, arrays[:1], alone, found[:1], QUESTIONS) == -1
+    assert _native.check_arrays(Tensor, arrays[:1], alone[:-1], found[:1], QUESTIONS) == 0
+
+
+def test_what_is_no_question_is_an_error():
+    arrays = [torch.ones(3)]
+    for name, error in {
+        "no_such": AttributeError, "__module__": TypeError, "stride": TypeError, "cross": TypeError, 3: TypeError,
+    }.items():  # fmt: skip
+        with pytest.raises(error):
+            _native.describe_arrays(Tensor, arrays, (name,))
+    with pytest.raises(ValueError, match="at most"):
+        _native.describe_arrays(Tensor, arrays, ("is_leaf",) * 9)
+    with pytest.raises(TypeError, match="item 0 is no"):
+        _native.describe_arrays(Tensor, [3], QUESTIONS)
+    assert dlpack.described(Tensor, arrays, ("no_such",)) is None
+    assert _native.describe_arrays(Tensor, [], QUESTIONS) == b""
+
+
+@pytest.mark.parametrize("looks", [b"", b"odd", bytes(8 * 40), b"\xff" * (8 * 40)])
+def test_where_answering_looks_changes_no_answer(looks):
+    arrays, found = [torch.ones(3) for _ in range(40)], np.zeros(40, np.uint64)
+    told = _native.describe_arrays(Tensor, arrays)
+    assert _native.check_arrays(Tensor, arrays, told, found, (), looks) == -1
+    assert found.tolist() == [t.data_ptr() for t in arrays]
+    arrays[7] = torch.ones(4)
+    assert _native.check_arrays(Tensor, arrays, told, found, (), looks) == 7
+
+
 def test_another_device_is_a_change():
     told = bytearray(_native.describe_arrays(Tensor, [torch.ones(3)]))
     for byte in (0, 4):  # the device's type, and its number

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import weakref
+from collections import OrderedDict
 
 import ml_dtypes
 import numpy as np
@@ -208,6 +210,16 @@ def test_a_changed_structure_is_never_saved_by_a_stale_plan(change):
     assert difference(restored(after), STALE[change]) is None
     assert (before.layout is after.layout) is (change in SAME_LEAVES)
     assert difference(restored(p.prepare(BASE, step=3)), BASE) is None
+
+
+@pytest.mark.parametrize("moved", list(itertools.product([(), ("a",), ("b", "a")], repeat=2)))
+def test_an_ordered_dict_is_stored_in_its_own_order_through_a_cached_plan(moved):
+    plan = planner()
+    for step, keys in enumerate([*moved, *moved]):
+        state = [OrderedDict((key, np.full(3, n + 10 * m)) for n, key in enumerate("abc")) for m in range(2)]
+        for key in keys:
+            state[1].move_to_end(key)
+        assert difference(restored(plan.prepare(state, step=step)), state) is None
 
 
 def test_a_list_that_grows_leaves_the_layout_alone():
