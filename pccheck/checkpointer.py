@@ -274,8 +274,8 @@ class Checkpointer:
     def recycle(self, path: str | os.PathLike[str]) -> bool:
         """In a store of links (keep=0), make a free slot of a file that nobody wants any more; tell whether it was.
 
-        False = it was left: others may have it (by another name, open or mapped), it is no link of this store or of
-        another size, or there are slots enough. Its place must be durable, else a power loss brings its old name back.
+        False = it was not taken: others may have it (by another name, open or mapped), it is no link of this store or
+        of another size, or there are slots enough. Its place is durable: else a crash brings an older name back.
         """
         self._assert_usable()
         return self._store.recycle(arguments.recycled(self.options, path))

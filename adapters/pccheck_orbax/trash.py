@@ -87,7 +87,7 @@ class Trash:
             pass  # not there, or not empty: the next sweep goes on
 
     def _dispose(self, path: Path) -> None:
-        if self._recycle is not None:
+        if self._recycle is not None and not path.is_symlink():  # what a link leads to is somebody's
             try:
                 sync_names(self.folder.parent)
                 sync_names(self.folder)

@@ -62,7 +62,8 @@ class Member:
         self._heard = [nonce if r == rank else "" for r in range(world)]
         self._seen: list[Blob | None] = [None] * world
         self.worlds: dict[int, int] = {}  # ranks not heard of, whose blobs are of a job of another size
-        self._absent: set[int] = set()  # ranks that have no blob there now
+        self._missing: set[int] = set()  # ranks that had no blob there at the last look
+        self._absent: set[int] = set()  # nor at the one before: no mere fault of one look at a network's folder
         self._answers: list[Answer] = []
         self._held: dict[int, Held] = {}
         self._refused: list[Refused] = []
@@ -91,7 +92,8 @@ class Member:
             RanksError: a rank was restarted, or another process acts as this rank.
         """
         was_joined, news = self.joined, False
-        self._absent = {rank for rank, raw in enumerate(blobs) if raw is None}
+        missing = {rank for rank, raw in enumerate(blobs) if raw is None}
+        self._absent, self._missing = missing & self._missing, missing
         for rank, raw in enumerate(blobs[: self.world]):
             blob = decode(raw, self.world)
             if rank == self.rank:

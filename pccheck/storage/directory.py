@@ -142,10 +142,10 @@ class Directory:
         self._check_writable()
         outside.copy(self._fd, name, self._descriptor(medium), path)
 
-    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> FileMedium | None:
-        """Move a file that is nobody else's to a free name in the store, and open it; None = it was left."""
+    def take_in(self, path: str, name: str, wanted: Callable[[bytes, int], bool]) -> FileMedium | None:
+        """Make a file that is nobody else's one of the store's; only ext4 and xfs tell surely whose a file is."""
+        fd = outside.take_in(path, self._open_fd(), name, wanted) if self.storage == "direct" else None
         with forks.held_off():
-            fd = outside.take_in(path, self._open_fd(), name, claim)
             return None if fd is None else FileMedium(fd, self._where(name), storage=self.storage, write=True)
 
     def sync_out(self, path: str) -> None:

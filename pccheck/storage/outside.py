@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from signal import SIGURG
 
 from pccheck.errors import MediumError, StoreGoneError
-from pccheck.format import RECORD_BYTES
+from pccheck.format import CHECK_NAME, PAGE, RECORD_BYTES
 from pccheck.storage import fileio, names
 from pccheck.storage.names import told
 
@@ -50,51 +50,90 @@ def copy(folder_fd: int, leaf: str, opened: int, path: str) -> None:
         names.copy_synced(folder_fd, leaf, new_fd, new_leaf, path)
 
 
-def take_in(path: str, folder_fd: int, leaf: str, claim: Callable[[bytes, int], bytes]) -> int | None:
-    """Move a file to a free name in another folder, and give it opened for writing; None = it was left or is not there.
+def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int], bool]) -> int | None:
+    """Make a file one that was never used, at a free name in another folder, and give it open; None = it is nobody's.
 
-    It is left where somebody else may have it: it has one name more, or is open or mapped anywhere. Those would see
-    what is written next; a file that is removed instead stays theirs.
+    It is left, or goes, where somebody else may have it: it has one name more, or is open or mapped anywhere, or was
+    given another mode or owner. Those would see what is written next; a file that is removed stays theirs.
+
+    Asked twice, before and after its old name is gone, durably: who found the file by that name, and had to wait for an
+    answer, has it open then, or has made a link of it. (Asked once, a backup that walks folders by their descriptors
+    met other bytes: seen.) A power loss in between leaves a hidden file, which the next opening removes.
 
     Args:
-        path: where it is.
-        folder_fd: of the other folder.
+        path: where it is; its folder is no symbolic link.
+        folder_fd: of the other folder, which has CHECK, by whose mode and owner a file is told to be as it was made.
         leaf: the name there.
-        claim: gives what to write over its beginning, durably, first, by its first sector and size; b"" = not wanted.
+        wanted: tells by the first sector and the size of a file whether it is to be taken.
     """
+    hidden, fd, moved = f".{leaf}{names.HALF}", -1, False
     try:
-        with _folder_of(path) as (old_fd, old_leaf):
+        with _folder_of(path, follow=False) as (old_fd, old_leaf):
             fd = os.open(old_leaf, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=old_fd)
-            try:
-                head = claim(_first_sector(fd, path), os.fstat(fd).st_size)
-                if head and _is_nobodys(fd):
-                    fileio.write_all(fd, memoryview(head), 0, path)
-                    fileio.sync_file(fd, path)  # else a power loss could leave the old beginning under the new name
-                    os.link(old_leaf, leaf, src_dir_fd=old_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
-                    if names.is_named(fd, leaf, folder_fd):
-                        os.unlink(old_leaf, dir_fd=old_fd)
-                        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-                        return fd
-                    os.unlink(leaf, dir_fd=folder_fd)
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
+            if not (wanted(_first_sector(fd, path), os.fstat(fd).st_size) and _is_as_made(fd, folder_fd)):
+                return None
+            with _alone(fd) as alone:
+                if not alone():
+                    return None
+                os.rename(old_leaf, hidden, src_dir_fd=old_fd, dst_dir_fd=folder_fd)
+                moved = True
+                if not alone():
+                    return None
+            fileio.sync_folder(old_fd, os.path.dirname(path))
+            with _alone(fd) as alone:
+                if not alone():
+                    return None
+                fileio.write_all(fd, memoryview(bytes(PAGE)), 0, path)
+                fileio.sync_file(fd, path)  # else a power loss could leave the old beginning under the new name
+                if alone() and names.is_named(fd, hidden, folder_fd) and not names.exists(leaf, folder_fd):
+                    os.rename(hidden, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+                    moved, taken, fd = False, fd, -1
+                    return taken
     except (OSError, MediumError):
         pass  # no links, no leases, no such file: whoever wanted it taken removes it
+    finally:
+        if moved:
+            _remove(hidden, folder_fd)
+        if fd >= 0:
+            os.close(fd)
     return None
 
 
-def _is_nobodys(fd: int) -> bool:
-    """Tell whether nobody else has a file, open, mapped or by name; nobody can open it before the lease is given back.
+def _is_as_made(fd: int, folder_fd: int) -> bool:
+    """Tell whether a file has the mode and owner of the store's own, and nobody's attributes."""
+    found, own = os.fstat(fd), os.stat(CHECK_NAME, dir_fd=folder_fd)
+    attributes = [name for name in os.listxattr(fd) if not name.startswith("security.")]
+    same = (found.st_mode, found.st_uid, found.st_gid) == (own.st_mode, own.st_uid, own.st_gid)
+    return same and not attributes
 
-    Whoever tries meanwhile waits, which the kernel tells this process: by SIGIO, which would end it, unless told how.
+
+@contextmanager
+def _alone(fd: int) -> Iterator[Callable[[], bool]]:
+    """Give what tells whether nobody else has a file, by name, open or mapped, or tried to open it since.
+
+    That is what a write lease says. Whoever tries waits meanwhile, and the kernel tells this process: by SIGIO, which
+    would end it, unless told how.
     """
-    if not hasattr(fcntl, "F_SETLEASE"):
-        return False
+
+    def alone() -> bool:
+        return os.fstat(fd).st_nlink == 1 and fcntl.fcntl(fd, fcntl.F_GETLEASE) == fcntl.F_WRLCK
+
+    if not hasattr(fcntl, "F_SETLEASE") or os.fstat(fd).st_nlink != 1:
+        yield lambda: False  # who reads a linked copy is not to wait, or to be told to come again
+        return
     fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    return os.fstat(fd).st_nlink == 1
+    try:
+        yield alone
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)  # a forked child's copy of the descriptor would keep it
+
+
+def _remove(leaf: str, folder_fd: int) -> None:
+    try:
+        os.unlink(leaf, dir_fd=folder_fd)
+    except OSError:
+        pass  # the next opening removes it
 
 
 def sync(path: str) -> None:
@@ -207,11 +246,11 @@ def _gone(path: str) -> StoreGoneError:
 
 
 @contextmanager
-def _folder_of(path: str) -> Iterator[tuple[int, str]]:
-    """Give a descriptor of a path's folder, and the last part of the path."""
+def _folder_of(path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
+    """Give a descriptor of a path's folder, which may be a symbolic link if `follow`, and the last part of the path."""
     folder, leaf = os.path.split(path)
     with told("open", folder):
-        fd = os.open(folder, names.FOLDER_FLAGS)
+        fd = os.open(folder, names.FOLDER_FLAGS | (0 if follow else os.O_NOFOLLOW))
     try:
         yield fd, leaf
     finally:

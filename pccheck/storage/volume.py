@@ -117,16 +117,16 @@ class SideFiles(Protocol):
 class TakesIn(Protocol):
     """What a Volume may offer besides: to make a file that lies outside one of the store's again. Thread-safe."""
 
-    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> Medium | None:
-        """Move a file that is nobody else's to a free name in the store, and open it; None = it was left. Not durable.
+    def take_in(self, path: str, name: str, wanted: Callable[[bytes, int], bool]) -> Medium | None:
+        """Make a file one that was never used, at a free name in the store, and open it; None = it is not taken.
 
-        A file is somebody else's where it has one name more, or is open or mapped, in this process too.
+        It is not where somebody else may have it: it has one name more, or is open or mapped, in this process too. What
+        is not taken is left, or removed where its old name was gone already. The new name is not durable.
 
         Args:
-            path: where it is.
+            path: where it is; its folder is no symbolic link, and no crash brings an older name back.
             name: the new name.
-            claim: gives, by a file's first sector and size, what to write over its beginning, durably, before it has
-                that name; b"" = it is not wanted.
+            wanted: tells by the first sector and the size of a file whether it is to be taken.
         """
 
 

@@ -70,15 +70,14 @@ class Releasing:
         return False
 
     def recycle(self, path: str) -> bool:
-        """Make a free slot of a file that was linked out of this store; False = it was left, or no slot is wanted."""
-        with self._books.files_lock:
+        """Make a free slot of a file that was linked out of this store; False = not, or no slot is wanted."""
+        with self._books.lock:
+            self._books.check.assert_mine()
+            usable = sum(e.state is not State.QUARANTINED for e in self._books.ledger.entries())
+        slot = self._slots.take_in(path, self._store_id) if usable < self._wanted else None
+        if slot is not None:
             with self._books.lock:
-                self._books.check.assert_mine()
-                usable = sum(e.state is not State.QUARANTINED for e in self._books.ledger.entries())
-            slot = self._slots.take_in(path, self._store_id) if usable < self._wanted else None
-            if slot is not None:
-                with self._books.lock:
-                    self._books.ledger.add(slot)
+                self._books.ledger.add(slot)
         return slot is not None
 
     def trim(self, wanted: int | None = None) -> None:

@@ -75,8 +75,10 @@ class LinkSystem(System):
         """Name a sync as of a store that keeps checkpoints; "link" is that of a folder, "copy" that of a copied file.
 
         "finish" is the sync of a folder by whoever goes on from it, "gone" those of the folders that a step was renamed
-        from and to.
+        from and to, "emptied" that of a file that becomes a slot again.
         """
+        if info.kind == "file" and info.name.startswith("."):
+            return "emptied"
         if info.kind == "names" and info.point == "gone":
             return "gone"
         if info.name.startswith(OUT):

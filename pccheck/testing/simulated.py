@@ -102,23 +102,26 @@ class SimulatedVolume:
             self.link(half, path)
             self.remove(half)
 
-    def take_in(self, path: str, name: str, claim: Callable[[bytes, int], bytes]) -> SimulatedMedium | None:
-        """Move a file from such a path to a free name in the store; who else has it open is not asked."""
-        path = _outside(path)
+    def take_in(self, path: str, name: str, wanted: Callable[[bytes, int], bool]) -> SimulatedMedium | None:
+        """Make a file at such a path one that was never used; who else has it open is not asked."""
+        path, hidden = _outside(path), f".{name}.half"
         with self.disk.lock:
             inode = self.disk.names.get(path)
             if inode is None or list(self.disk.names.values()).count(inode) > 1:
                 return None
             file = self.disk.files[inode]
-            page = claim(file.read(0, format.SECTOR), file.size)
-            if not page:
+            if not wanted(file.read(0, format.SECTOR), file.size):
                 return None
-            medium = SimulatedMedium(self.session, name, inode, writable=True)
-            medium.write_from(memoryview(page), 0)
-            medium.sync()
-            self.link(path, name)
+            self.link(path, hidden)
             self.remove(path)
-            return medium
+        self.sync_names(folder_of(path))
+        emptied = SimulatedMedium(self.session, hidden, inode, writable=True)
+        emptied.write_from(memoryview(bytes(format.PAGE)), 0)
+        emptied.sync()
+        with self.disk.lock:
+            self.link(hidden, name)
+            self.remove(hidden)
+        return SimulatedMedium(self.session, name, inode, writable=True)
 
     def sync_out(self, path: str) -> None:
         """Make the names in the folder of such a path durable."""

@@ -102,7 +102,7 @@ def test_files_that_become_slots_again():
     held(explore(recycling, LinkSystem(in_flight=2), after_power_loss=20))
 
 
-@pytest.mark.parametrize("sync", ["gone", "withdrawn"])
+@pytest.mark.parametrize("sync", ["gone", "emptied"])
 def test_a_file_becomes_a_slot_again_once_its_old_name_and_record_are_gone_for_ever(sync):
     """Else a power loss brings the name back, over what was written since; or a slot that calls itself sealed."""
     report = explore(recycling, LinkSystem(in_flight=2), mutate=sync, stop_at="I2")
