@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -81,11 +82,11 @@ def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int],
                     return None
             fileio.sync_folder(old_fd, os.path.dirname(path))
             with _alone(fd) as alone:
-                if not alone():
+                # By that name still: the file in its old place may have been another one by the time of the rename.
+                if not (alone() and names.is_named(fd, hidden, folder_fd)):
                     return None
-                fileio.write_all(fd, memoryview(bytes(PAGE)), 0, path)
-                fileio.sync_file(fd, path)  # else a power loss could leave the old beginning under the new name
-                if alone() and names.is_named(fd, hidden, folder_fd) and not names.exists(leaf, folder_fd):
+                _empty(fd, path)
+                if alone() and not names.exists(leaf, folder_fd):
                     os.rename(hidden, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
                     moved, taken, fd = False, fd, -1
                     return taken
@@ -97,6 +98,22 @@ def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int],
         if fd >= 0:
             os.close(fd)
     return None
+
+
+def _empty(fd: int, path: str) -> None:
+    """Overwrite a file's first page with zeros, durably, past the page cache.
+
+    Durably: else a power loss could leave the old beginning under the new name. Past the cache, whose pages may be
+    on their way to somebody who was sent the file (sendfile, splice) and has closed it: they keep what they hold.
+    """
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    with mmap.mmap(-1, PAGE) as zeros, memoryview(zeros) as page:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        try:
+            fileio.write_all(fd, page, 0, path, PAGE)
+        finally:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    fileio.sync_file(fd, path)
 
 
 def _is_as_made(fd: int, folder_fd: int) -> bool:

@@ -162,6 +162,38 @@ def test_who_opens_it_while_it_is_looked_at_gets_whole_bytes(ck, monkeypatch):
     assert os.listdir(ck.path).count(".slot-000.pcc.half") == 0
 
 
+def test_what_is_on_its_way_to_somebody_stays_whole(ck):
+    """Sent by sendfile, and closed: the pages in the pipe or socket belong to no open file."""
+    path = put(ck, 0)
+    before = path.read_bytes()
+    read, write = os.pipe()
+    with path.open("rb") as file:
+        assert os.splice(file.fileno(), write, 8192) == 8192
+    assert ck.recycle(path)
+    put(ck, 1)
+    put(ck, 2)
+    assert os.read(read, 8192) == before[:8192]
+    os.close(read)
+    os.close(write)
+
+
+def test_another_file_in_its_place_is_not_taken_for_it(ck, monkeypatch, tmp_path):
+    """It was moved out of the trash, to be kept, and something else put there."""
+    path = put(ck, 0)
+    before = path.read_bytes()
+
+    def rescue():
+        os.link(path, tmp_path / "rescued")
+        path.unlink()
+        path.write_bytes(b"something else")
+
+    before_the_rename(monkeypatch, rescue)
+    assert not ck.recycle(path)
+    put(ck, 1)
+    put(ck, 2)
+    assert (tmp_path / "rescued").read_bytes() == before
+
+
 def test_who_links_it_while_it_is_looked_at_keeps_whole_bytes(ck, monkeypatch, tmp_path):
     path = put(ck, 0)
     before = path.read_bytes()
