@@ -53,14 +53,15 @@ class Flights:
 
     Args:
         clock: gives seconds.
+        asked: the counter of the last save of which nothing will be heard here.
 
     Attributes:
         newest: the step that became durable, or was restored, of the newest save (not the greatest step: steps may have
             gone back since); None = none was, or steps went back since (`leave`).
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], *, asked: int = 0) -> None:
+        self._clock, self._heard = clock, asked
         # Entered as a lock, which is one step: entering a condition runs Python code, and a Ctrl-C within that has left
         # it locked for ever (seen).
         self._lock = threading.RLock()
@@ -107,6 +108,7 @@ class Flights:
 
     def _begin(self, event: Returned) -> None:
         with self._lock:
+            self._heard = max(self._heard, event.counter)
             if event.counter in self._ended_early:
                 self._ended_early.remove(event.counter)
                 return
@@ -118,6 +120,7 @@ class Flights:
 
     def _end(self, counter: int, step: int, seconds: float | None) -> None:
         with self._lock:
+            self._heard = max(self._heard, counter)
             self._advance()
             begun = self._running.pop(counter, None)
             if begun is None:
@@ -197,11 +200,15 @@ class Flights:
             with self._lock:
                 self._window.append(took)
 
-    def await_told(self, in_flight: Callable[[], int], timeout_s: float) -> bool:
-        """Wait until as many saves are known as there are: events come a little later than what they tell of."""
+    def await_told(self, asked: int, in_flight: Callable[[], int], timeout_s: float) -> bool:
+        """Wait until saves up to the counter `asked` were heard of, and as many are known as there are.
+
+        Events come a little later than what they tell of; by the number alone, one that has just ended was taken for
+        one that has just begun.
+        """
         until_s = time.monotonic() + timeout_s
         with self._lock:
-            while len(self._running) != in_flight():
+            while self._heard < asked or len(self._running) != in_flight():
                 if time.monotonic() >= until_s:
                     return False
                 self._changed.wait(_LOOK_S)

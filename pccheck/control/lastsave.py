@@ -112,7 +112,8 @@ class LastSave:
         return decide(together)
 
     def _prospect(self) -> Prospect:
-        told = self._flights.await_told(lambda: self._ck.stats().in_flight, min(_TOLD_S, max(0.0, self._left_s())))
+        wait_s = min(_TOLD_S, max(0.0, self._left_s()))
+        told = self._flights.await_told(self._ck.counter, lambda: self._ck.stats().in_flight, wait_s)
         if not told and not self._ck.stats().in_flight:
             self._flights.forget()
         running, took = self._flights.running(), self._flights.worst()

@@ -30,7 +30,7 @@ class Sensors:
     """
 
     def __init__(self, ck: Checkpointer, clock: Callable[[], float]) -> None:
-        self._ck, self._clock, self._meter, self.flights = ck, clock, Meter(), Flights(clock)
+        self._ck, self._clock, self._meter, self.flights = ck, clock, Meter(), Flights(clock, asked=ck.counter)
         self._stats = ck.stats()  # up to which waits were counted
         self._saves = self._stats.saves  # and saves
         self._early = (0.0, 0.0)  # of them, before a pause in the step under way

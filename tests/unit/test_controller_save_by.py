@@ -1,6 +1,7 @@
 """Saving before an announced end: by numbers, and over a real Checkpointer whose disk has a known rate."""
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ import pccheck
 from pccheck.control.notice import Notice
 from pccheck.control.rescue import MARGIN, Prospect, decide, joined, predicted
 from pccheck.errors import OptionError, UsageError
+from pccheck.events import Published
 from pccheck.storage.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
@@ -76,10 +78,15 @@ class Trainer:
         self.state = {"x": np.arange(2 * MIB, dtype=np.uint8)}
         self.ck = pccheck.Checkpointer(disk, in_flight=2, chunk_bytes=MIB // 4, on_error="warn", **options)
         self.controller = pccheck.Controller(self.ck)
+        self.published = queue.SimpleQueue()
+        self.ck.subscribe(lambda event: self.published.put(event) if isinstance(event, Published) else None)
 
     def saved(self, *steps):
+        """Save, and wait until the controller has heard of it, too: events come after what they tell of."""
         for step in steps:
             self.ck.save(step, self.state).durable.result(10)
+            while self.published.get(timeout=10).step != step:
+                pass
         return self
 
     def __enter__(self):
