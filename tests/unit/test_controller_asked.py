@@ -191,10 +191,6 @@ def test_a_ctrl_c_within_the_lock_of_the_flights_leaves_it_free(monkeypatch):
     calls = [flights.running, flights.worst, flights.left_s, flights.cut, flights.forget, lambda: flights.leave(1)]
     calls += [lambda: flights.await_told(0, lambda: 0, 0.0), lambda: flights.await_end(0, 0.0)]
     calls += [lambda: flights.quickest_s]
-        lambda: flights.await_told(0, lambda: 0, 0.0),
-        lambda: flights.await_end(0, 0.0),
-        lambda: flights.quickest_s,
-    ]
     for call in calls:
         call()  # none enters a condition
     monkeypatch.undo()
