@@ -34,7 +34,7 @@ class Slots:
         self._volume, self._media, self._durable_names = volume, media, durable_names
         self._lock = threading.Lock()
         self._left: dict[int, Medium] = {}  # made by a `create` that failed, and could not be removed: used next time
-        self._coming: set[int] = set()  # slots whose files are being taken in
+        self._coming: set[int] = set()  # slots whose files are being made or taken in: nobody else's meanwhile
         self._out: set[int] = set()  # slots whose file was given a name outside of the store, be it gone by now
         self._rooms: list[memoryview] = []  # page-aligned memory that nobody writes from now
         self.slot_bytes = 0  # what `allocate` and `create` reached for every slot
@@ -65,7 +65,12 @@ class Slots:
             return []
         with self._lock:
             slots = self._unused(count)
-        return self._make(slots, self.slot_bytes or format.PAYLOAD_OFFSET)
+            self._coming.update(slots)
+        try:
+            return self._make(slots, self.slot_bytes or format.PAYLOAD_OFFSET)
+        finally:
+            with self._lock:
+                self._coming.difference_update(slots)
 
     def _unused(self, count: int) -> list[int]:
         # A name that is there and not ours: a Ctrl-C came between making that file and noting it. It is left alone
