@@ -29,7 +29,7 @@ class Deleter:
 
     def __init__(
         self, root: Path, options: Any, names: Any, *, local: bool, primary: bool, pending: int,
-        recycle: Callable[[Path], None],
+        recycle: Callable[[Path], None] | None,
     ) -> None:  # fmt: skip
         self._root, self._names = root, names
         self._subdir = options.todelete_subdir

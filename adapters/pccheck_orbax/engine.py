@@ -158,7 +158,7 @@ class Engine:
             self._used.add(folder)
         return checkpointer
 
-    def recycle(self, root: str, step_folder: str) -> None:
+    def recycle(self, root: str, step_folder: str | os.PathLike[str]) -> None:
         """Give the files of a step that was deleted back to their stores, as far as these want them.
 
         Args:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -30,7 +31,7 @@ class Fleet:
 
     One process takes whichever lane is free. Several take lanes in turn and learn of an end by waiting for it, in the
     same order everywhere, so that the books of all processes are equal at each call. `handlers` makes a lane's handler
-    arguments, is told what was deleted (`recycle`), and has `close()`.
+    arguments, may be told what was deleted (`recycle`, or None), and has `close()`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Fleet:
         self._swept = False
         self._deleter = Deleter(
             self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight,
-            recycle=lambda gone: handlers.recycle(self._root, gone),
+            recycle=None if handlers.recycle is None else partial(handlers.recycle, root),
         )  # fmt: skip
         self._meet("open")
         count = 1 if options.read_only else in_flight

@@ -297,6 +297,7 @@ class _Handlers:
             raise OptionError(name, engine[name], f"left out beside {min(given)}=: it is for pccheck's own handlers")
         self._given, self._names = given, item_names
         self._engine = None if given else Engine(**engine)
+        self.recycle = None if self._engine is None else self._engine.recycle
 
     def __call__(self) -> dict[str, Any]:
         """Give a new lane's arguments."""
@@ -308,11 +309,6 @@ class _Handlers:
         if callable(make):
             given["handler_registry"] = make()
         return given if self._names is None else {**given, "item_names": self._names}
-
-    def recycle(self, root: object, gone: object) -> None:
-        """Let the engine use the files of a deleted step again."""
-        if self._engine is not None:
-            self._engine.recycle(str(root), str(gone))
 
     def close(self) -> None:
         """Close the engine."""

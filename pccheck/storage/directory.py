@@ -144,7 +144,8 @@ class Directory:
 
     def take_in(self, path: str, name: str, wanted: Callable[[bytes, int], bool]) -> FileMedium | None:
         """Make a file that is nobody else's one of the store's; only ext4 and xfs tell surely whose a file is."""
-        fd = outside.take_in(path, self._open_fd(), name, wanted) if self.storage == "direct" else None
+        self._check_writable()
+        fd = outside.take_in(path, self._fd, name, wanted) if self.storage == "direct" else None
         with forks.held_off():
             return None if fd is None else FileMedium(fd, self._where(name), storage=self.storage, write=True)
 

@@ -19,6 +19,11 @@ NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK
 _COPY_BYTES = 1 << 20
 
 
+def half(leaf: str) -> str:
+    """Give the hidden name of a file that is being made, and will be `leaf`."""
+    return f".{leaf}{HALF}"
+
+
 @contextmanager
 def told(operation: str, where: str, hint: str = "") -> Iterator[None]:
     """Turn errors of the operating system into MediumError, and a lack of room into CapacityError."""
@@ -118,24 +123,24 @@ def copy_synced(fd: int, leaf: str, new_fd: int, new_leaf: str, where: str) -> N
     """Copy a file under a hidden name, sync it, and only then give it its name; a name that is there is left."""
     if exists(new_leaf, new_fd):
         return
-    half = f".{new_leaf}{HALF}"  # a fixed name, so that crashes leave at most one behind
+    hidden = half(new_leaf)  # a fixed name, so that crashes leave at most one behind
     source = target = -1
     with told("copy", where):
         try:
             source = os.open(leaf, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=fd)
-            if exists(half, new_fd):
-                os.unlink(half, dir_fd=new_fd)
-            target = os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=new_fd)
+            if exists(hidden, new_fd):
+                os.unlink(hidden, dir_fd=new_fd)
+            target = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=new_fd)
             fileio.allocate(target, os.fstat(source).st_size, where)
             room, offset = memoryview(bytearray(_COPY_BYTES)), 0
             while got := fileio.read_up_to(source, room, offset, where):
                 fileio.write_all(target, room[:got], offset, where)
                 offset += got
             fileio.sync_file(target, where)
-            os.rename(half, new_leaf, src_dir_fd=new_fd, dst_dir_fd=new_fd)
+            os.rename(hidden, new_leaf, src_dir_fd=new_fd, dst_dir_fd=new_fd)
         except BaseException:
             if target >= 0:
-                os.unlink(half, dir_fd=new_fd)
+                os.unlink(hidden, dir_fd=new_fd)
             raise
         finally:
             for each in (source, target):
@@ -160,18 +165,18 @@ def read_side(folder_fd: int, leaf: str, where: str, limit: int) -> bytes | None
 
 def replace_side(folder_fd: int, leaf: str, where: str, data: bytes) -> None:
     """Put a file there by a rename over what has that name; what fails, and what a crash cut short, is removed."""
-    half = f".{leaf}{HALF}"
-    fd = open_regular(folder_fd, half, where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "creation")
+    hidden = half(leaf)
+    fd = open_regular(folder_fd, hidden, where, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "creation")
     try:
         try:
             fileio.write_all(fd, memoryview(data), 0, where)
         finally:
             os.close(fd)
         with told("rename", where):
-            os.rename(half, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            os.rename(hidden, leaf, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
     except BaseException:
-        if exists(half, folder_fd):
-            os.unlink(half, dir_fd=folder_fd)
+        if exists(hidden, folder_fd):
+            os.unlink(hidden, dir_fd=folder_fd)
         raise
 
 

@@ -52,7 +52,7 @@ def copy(folder_fd: int, leaf: str, opened: int, path: str) -> None:
 
 
 def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int], bool]) -> int | None:
-    """Make a file one that was never used, at a free name in another folder, and give it open; None = it is nobody's.
+    """Make a file one that was never used, at a free name in another folder, and give it open; None = it was not taken.
 
     It is left, or goes, where somebody else may have it: it has one name more, or is open or mapped anywhere, or was
     given another mode or owner. Those would see what is written next; a file that is removed stays theirs.
@@ -67,7 +67,7 @@ def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int],
         leaf: the name there.
         wanted: tells by the first sector and the size of a file whether it is to be taken.
     """
-    hidden, fd, moved = f".{leaf}{names.HALF}", -1, False
+    hidden, fd, moved = names.half(leaf), -1, False
     try:
         with _folder_of(path, follow=False) as (old_fd, old_leaf):
             fd = os.open(old_leaf, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=old_fd)
@@ -169,7 +169,7 @@ def sync(path: str) -> None:
 def write_synced(path: str, data: bytes) -> None:
     """Put a file there, whole or not at all, and make it and its name durable."""
     with _folder_of(path) as (folder_fd, leaf):
-        half = f".{leaf}{names.HALF}"
+        half = names.half(leaf)
         with told("creation", path):
             fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
             try:
@@ -192,7 +192,7 @@ def remove_below(folder: str, leaves: Collection[str], doomed: Callable[[bytes],
     list of files that are missing, which would be called damage.
     """
     removed = 0
-    halves = [f".{leaf}{names.HALF}" for leaf in leaves]
+    halves = [names.half(leaf) for leaf in leaves]
     for where, _, files, fd in _walk(folder):
         for leaf in [leaf for leaf in (*leaves, *halves) if leaf in files]:
             path = os.path.join(where, leaf)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 from pccheck import format
@@ -63,11 +65,17 @@ class Slots:
         """Make new slots, and their names durable where that matters; after an error none of them is left."""
         if not count:
             return []
+        with self._numbers(count) as slots:
+            return self._make(slots, self.slot_bytes or format.PAYLOAD_OFFSET)
+
+    @contextmanager
+    def _numbers(self, count: int) -> Iterator[list[int]]:
+        """Give numbers for new slots, which nobody else is given meanwhile."""
         with self._lock:
             slots = self._unused(count)
             self._coming.update(slots)
         try:
-            return self._make(slots, self.slot_bytes or format.PAYLOAD_OFFSET)
+            yield slots
         finally:
             with self._lock:
                 self._coming.difference_update(slots)
@@ -95,17 +103,11 @@ class Slots:
 
         if not isinstance(self._volume, TakesIn):
             return None
-        with self._lock:
-            slot = self._unused(1)[0]
-            self._coming.add(slot)
-        try:
+        with self._numbers(1) as [slot]:
             medium = self._volume.take_in(path, format.slot_name(slot), wanted)
             if medium is not None:
                 with self._lock:
                     self._media[slot] = medium
-        finally:
-            with self._lock:
-                self._coming.discard(slot)
         return None if medium is None else slot
 
     def _make(self, slots: list[int], size: int) -> list[int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from pccheck.testing.crash import explore
-from pccheck.testing.link_system import LinkSystem
+from pccheck.testing.link_system import LinkSaver, LinkSystem
 from pccheck.testing.scenario import WAIT_S, Run, Scenario
 
 
@@ -26,29 +27,32 @@ def in_turn(count: int) -> Scenario:
     return scenario
 
 
-def deleting(run: Run) -> None:
-    """Each step is deleted by its user, not durably, some saves later, as a manager of checkpoints does."""
+def forget_each(run: Run, count: int, forget: Callable[[LinkSaver, int], object]) -> None:
+    """Save so many steps, and forget each, in whatever way, once the next is there."""
     with run.open() as saver:
-        for step in range(4):
+        for step in range(count):
             run.save(saver, step, wait=True)
             run.disk.mark("pinned", step)
             if step >= 1:
                 run.disk.mark("unpinning", step - 1)
-                saver.delete(step - 1)
+                forget(saver, step - 1)
+
+
+def deleting(run: Run) -> None:
+    """Each step is deleted by its user, not durably, some saves later, as a manager of checkpoints does."""
+    forget_each(run, 4, LinkSaver.delete)
 
 
 def recycling(run: Run) -> None:
     """Each step is deleted, durably, and its file becomes a slot again, which a later step is written to."""
-    with run.open() as saver:
-        for step in range(5):
-            run.save(saver, step, wait=True)
-            run.disk.mark("pinned", step)
-            if step >= 1:
-                run.disk.mark("unpinning", step - 1)
-                until = time.monotonic() + WAIT_S
-                while not saver.recycle(step - 1):  # the slots of what was saved are given up a little later
-                    assert time.monotonic() < until
-                    time.sleep(0.001)
+
+    def recycle(saver: LinkSaver, step: int) -> None:
+        until = time.monotonic() + WAIT_S
+        while not saver.recycle(step):  # the slots of what was saved are given up a little later
+            assert time.monotonic() < until
+            time.sleep(0.001)
+
+    forget_each(run, 5, recycle)
     created = [op for op in run.disk.log if op.kind == "create" and op.name.startswith("slot-")]
     assert len(created) == 2, created
 

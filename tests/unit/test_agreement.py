@@ -278,14 +278,20 @@ def test_idle_ranks_read_nothing(ranks):
     assert place.reads == before
 
 
-def test_a_rank_waits_at_its_end_until_the_others_know(ranks):
-    """The place may go away with this process: what it alone knows to be agreed must be heard first."""
+def known_to_rank_0(ranks):
+    """Give a place and two ranks that both hold counter 1, of which rank 0 alone has heard."""
     place = Place(2)
     two = join(ranks(place))
     place.hold_back(1)
     for a in two:
         report(a, 1)
     assert two[0].wait_verdict(1, 20).outcome is Outcome.AGREED
+    return place, two
+
+
+def test_a_rank_waits_at_its_end_until_the_others_know(ranks):
+    """The place may go away with this process: what it alone knows to be agreed must be heard first."""
+    place, two = known_to_rank_0(ranks)
     closing = ThreadPoolExecutor(1).submit(two[0].close, 30)
     time.sleep(0.1)
     assert not closing.done()
@@ -297,12 +303,7 @@ def test_a_rank_waits_at_its_end_until_the_others_know(ranks):
 
 def test_a_rank_does_not_wait_for_one_that_knew_and_went(ranks):
     """Rank 1 hears that rank 0 leaves, goes and takes its blob away, all between two looks of rank 0 (seen)."""
-    place = Place(2)
-    two = join(ranks(place))
-    place.hold_back(1)
-    for a in two:
-        report(a, 1)
-    assert two[0].wait_verdict(1, 20).outcome is Outcome.AGREED
+    place, two = known_to_rank_0(ranks)
     place.hold_back(0)
     began = time.monotonic()
     pool = ThreadPoolExecutor(2)
