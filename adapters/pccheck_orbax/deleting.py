@@ -14,7 +14,8 @@ import orbax.checkpoint as ocp
 
 from pccheck_orbax.durable import TEMPORARY, WHOLE, is_live
 from pccheck_orbax.lanes import Lane, renames
-from pccheck_orbax.trash import TRASH, Trash
+from pccheck_orbax.layout import TRASH
+from pccheck_orbax.trash import Trash
 
 _FOLDERS_POLL_S, _FOLDERS_POLLS = 0.005, 100  # Orbax takes milliseconds; a save refused before it began makes none
 
@@ -99,6 +100,12 @@ class Deleter:
                 return
             seen = names
             time.sleep(_FOLDERS_POLL_S)
+
+    def await_room(self, most: int) -> None:
+        """Wait until at most `most` of the steps that were deleted still have their files."""
+        self._end_all()
+        if self._trash is not None:
+            self._trash.await_room(most)
 
     def drain(self) -> None:
         """Wait until all that was deleted is removed."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -18,8 +16,9 @@ from etils import epath
 from pccheck_orbax import policies
 from pccheck_orbax.deleting import Deleter
 from pccheck_orbax.durable import sync_names, sync_tree
-from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames, steady
-from pccheck_orbax.policies import BEGINNING, StepInfo
+from pccheck_orbax.finding import find_steps
+from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames
+from pccheck_orbax.policies import StepInfo
 from pccheck_orbax.waiting import meet
 
 _POLL_S = 0.002
@@ -67,6 +66,7 @@ class Fleet:
         self.directory = self.lanes[0].manager.directory
         self._reader: Lane | None = None
         self._durable = {info.step: info for info in self._on_disk({})}
+        self._kept: set[int] = set()  # durable steps that retention has seen, and kept
         self._failures: list[tuple[int, BaseException]] = []
         self._refused: set[int] = set()
 
@@ -243,23 +243,10 @@ class Fleet:
         lane.settle_files()  # its manager may keep the error of a save that was refused: not of the step to restore
         return lane
 
-    def _on_disk(self, known: dict[int, StepInfo]) -> Sequence[StepInfo]:
+    def _on_disk(self, known: dict[int, StepInfo]) -> list[StepInfo]:
         if self._local and not self._root.is_dir():
             return []
-
-        def info(found: Any) -> StepInfo:
-            if found.step in known:
-                return known[found.step]
-            if self._options.lightweight_initialize:
-                return StepInfo(found.step, BEGINNING)
-            metrics = self.lanes[0].manager.metrics(found.step) if policies.keeps_metrics(self._options) else None
-            return StepInfo(found.step, found.commit_timestamp, metrics)
-
-        def look() -> list[StepInfo]:
-            return sorted(threads.map(info, self._names.find_all(self.directory)), key=lambda info: info.step)
-
-        with ThreadPoolExecutor(8, thread_name_prefix="pccheck-steps") as threads:
-            return list(steady(look))
+        return find_steps(self.directory, self._names, self._options, self.lanes[0], known)
 
     # -- deleting ---------------------------------------------------------------------------------------------------
 
@@ -274,6 +261,19 @@ class Fleet:
         self._deleter.drop(gone, self.lanes)  # first: what an interrupt keeps from it stays in the book
         for step in gone:
             self._durable.pop(step, None)
+        self._kept = set(self._durable)
+
+    def make_room(self, policy: Any) -> None:
+        """See that a save that is started now leaves no more files than what `policy` keeps and `in_flight` ones.
+
+        What is in flight, what became durable since `retain` was called, and what is being removed, each has its file.
+        Where they leave no room for another one, the steps are deleted, and removals awaited, before and not after the
+        save has begun; the first save needs room for `in_flight` files, since it makes as many.
+        """
+        needed = len(self._saving) + 1 if self._swept else self.in_flight
+        if needed + len(self._durable.keys() - self._kept) > self.in_flight:
+            self.retain(policy)
+        self._deleter.await_room(self.in_flight - needed - len(self._durable.keys() - self._kept))
 
     def delete(self, step: int) -> None:
         """Rename a durable step away, and have it removed. FileNotFoundError where there is none."""

@@ -13,8 +13,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as cms
 
 from pccheck_orbax.durable import DurableRename
+from pccheck_orbax.layout import TRASH
 from pccheck_orbax.policies import StepInfo, keeps_metrics
-from pccheck_orbax.trash import TRASH
 from pccheck_orbax.waiting import Call
 
 _POLL_S = 0.002

@@ -13,7 +13,7 @@ from pccheck.errors import UsageError
 from pccheck_orbax.durable import TEMPORARY
 
 # Under the root, where Orbax lists and deletes only what is named like a step:
-STORES, STAGED = ".pccheck", ".pccheck_staged"
+STORES, STAGED, TRASH = ".pccheck", ".pccheck_staged", ".pccheck_trash"
 DEFAULT_ITEM = "default"  # what a CheckpointManager calls its item where there is only one
 _MAX_STEP = 2**63 - 1
 
@@ -74,14 +74,15 @@ def place_of(directory: os.PathLike[str] | str) -> Place:
 
 
 def unfinished(root: str, item: str) -> Iterator[str]:
-    """Give the folders under a root in which a save of this item may have been left by a crash.
+    """Give the folders under a root in which a file of this item may have been left by a crash that nobody wants.
 
-    Those are what Orbax had not renamed yet. Where it commits by a file instead (AtomicityMode.COMMIT_FILE), those are
-    folders that its own record says were begun and not committed. A folder that merely lacks `pccheck.json` may be a
-    committed step that was damaged, or a copy of one that somebody is making: it is let be.
+    Those are steps that were being removed, and what Orbax had not renamed yet. Where it commits by a file instead
+    (AtomicityMode.COMMIT_FILE), those are folders that its own record says were begun and not committed. A folder that
+    merely lacks `pccheck.json` may be a committed step that was damaged, or a copy of one that somebody is making: it
+    is let be.
     """
     for entry in _folders(root):
-        if TEMPORARY in entry.name:
+        if TEMPORARY in entry.name or entry.name == TRASH:
             yield entry.path
             continue
         of_item = os.path.join(entry.path, item)

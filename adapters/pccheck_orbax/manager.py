@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
 import orbax.checkpoint as ocp
@@ -28,7 +28,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
       manager does within the process that saves, what is still in flight, too; `durable_steps()` lists what would
       survive.
     * What is kept is decided among durable steps only, when a save starts and in `wait_until_finished()`; a step
-      vanishes by one rename, its files are removed in the background (`enable_background_delete` changes nothing).
+      vanishes by one rename, its files are removed in the background (`enable_background_delete` changes nothing). A
+      save that would leave files of more than `in_flight` steps beside those that are kept waits for that.
     * A save that fails drops its own step and no other. Its error is raised once, with a note that tells the step, by
       the next `save` (which then saves nothing), `wait_until_finished`, `check_for_errors`, `close`, or by whatever
       asks for that very step.
@@ -211,12 +212,17 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
                 f"step {step} is already in {self.directory}: delete it first, or save another"
             )
         save = {"items": items, "save_kwargs": save_kwargs, "args": args, "custom_metadata": custom_metadata}
+        self._unless_it_chokes(self._fleet.make_room)
         self._fleet.start(lane, StepInfo.now(step, metrics), save)
-        try:
-            self._retain()  # now: deletions hold up the making of folders, for which save() waits
-        except Exception as error:  # a policy that chokes on an older step must not stop the job's saves
-            logging.getLogger(__name__).warning("no step is deleted in %s: %r", self.directory, error)
+        self._unless_it_chokes(self._fleet.retain)  # now: deletions hold up the making of folders, which save() awaits
         return True
+
+    def _unless_it_chokes(self, delete: Callable[[Any], None]) -> None:
+        """Delete by the policy; one that chokes on an older step must not stop the job's saves."""
+        try:
+            delete(self._keep_policy)
+        except Exception as error:
+            logging.getLogger(__name__).warning("no step is deleted in %s: %r", self.directory, error)
 
     def is_saving_in_progress(self) -> bool:
         """Tell whether a save is running."""
@@ -227,7 +233,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Wait until no save is in flight and what is not kept is gone; then raise the errors not raised yet."""
         self._fleet.finish_all()
         try:
-            self._retain()
+            if not self._options.read_only:
+                self._fleet.retain(self._keep_policy)
         finally:
             self._fleet.drain()
             self._fleet.raise_failures()
@@ -236,10 +243,6 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Raise the errors of failed saves that were not raised yet; without waiting."""
         self._fleet.poll()
         self._fleet.raise_failures()
-
-    def _retain(self) -> None:
-        if not self._options.read_only:
-            self._fleet.retain(self._keep_policy)
 
     # -- restoring, deleting, closing ---------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Trash: folders vanish from sight by one rename and are removed later, by threads of ours (no orbax; durable)."""
+"""Trash: folders vanish from sight by one rename and are removed later, by threads of ours (no orbax; layout, durable).
+
+Orbax's own removal of a step is no atom: half of one was seen as a step.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from pathlib import Path
 from typing import final
 
 from pccheck_orbax.durable import sync_names
+from pccheck_orbax.layout import TRASH
 
-TRASH = ".pccheck_trash"  # below the root; Orbax's own removal of a step is no atom: half of one was seen as a step
 _TRIES = 16
 
 
@@ -48,13 +51,18 @@ class Trash:
         """Rename the folder `path` into the trash and have it removed; False where there is none."""
         if not self._hide(path):
             return False
-        with self._lock:
-            late = [self._removals.popleft() for _ in range(len(self._removals) - self._pending)]
-            while self._removals and self._removals[0].done():
-                self._removals.popleft()
-        for removal in late:
-            removal.result(self._timeout_s)
+        self.await_room(self._pending)
         return True
+
+    def await_room(self, most: int) -> None:
+        """Wait until at most `most` of the folders that were taken are there, at most `timeout_s` seconds for each."""
+        while True:
+            with self._lock:
+                self._removals = deque(removal for removal in self._removals if not removal.done())
+                if len(self._removals) <= most:
+                    return
+                oldest = self._removals[0]
+            oldest.result(self._timeout_s)
 
     def sweep(self, root: Path, stale: Callable[[str], bool]) -> None:
         """Take every folder in `root` whose name is `stale`, and what an earlier process left in the trash; no wait."""
@@ -68,10 +76,7 @@ class Trash:
 
     def drain(self) -> None:
         """Wait until what was taken is gone, at most `timeout_s` seconds a folder."""
-        with self._lock:
-            removals, self._removals = list(self._removals), deque()
-        for removal in removals:
-            removal.result(self._timeout_s)
+        self.await_room(0)
 
     def close(self) -> None:
         """Drain, end the threads, and remove the trash itself where it was used and is empty."""
