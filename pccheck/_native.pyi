@@ -170,6 +170,12 @@ def contents(containers: Sequence[list[Any] | tuple[Any, ...] | dict[Any, Any]],
     The items themselves are not looked at, not even for a reference. Raises TypeError for any other container.
     """
 
+def file_status(fd: int, /) -> tuple[int, int, int, int]:
+    """Give size, number of names, device and inode of an open file, and let no other thread run meanwhile; OSError."""
+
+def lock_file(fd: int, how: int, /) -> None:
+    """Call flock(2) without waiting, and let no other thread run meanwhile; OSError (EWOULDBLOCK: another has it)."""
+
 def load64(buffer: Buffer, offset: int, /) -> int:
     """Give the 64-bit number at `offset`: one sequentially consistent atomic read of aligned memory."""
 

@@ -190,6 +190,8 @@ static PyMethodDef functions[] = {
     {"check_arrays", check_arrays, METH_VARARGS, NULL},
     {"hold_buffers", hold_buffers, METH_VARARGS, NULL},
     {"contents", contents, METH_O, NULL},
+    {"file_status", file_status, METH_VARARGS, NULL},
+    {"lock_file", lock_file, METH_VARARGS, NULL},
     {"load64", load64, METH_VARARGS, NULL},
     {"store64", store64, METH_VARARGS, NULL},
     {"cas64", cas64, METH_VARARGS, NULL},

@@ -90,6 +90,8 @@ PyObject *hold_buffers(PyObject *module, PyObject *args);
 
 /* module_objects.c */
 PyObject *contents(PyObject *module, PyObject *containers);
+PyObject *file_status(PyObject *module, PyObject *args);
+PyObject *lock_file(PyObject *module, PyObject *args);
 
 /* module_read.c */
 PyObject *read_chunks(PyObject *module, PyObject *args, PyObject *kwargs);

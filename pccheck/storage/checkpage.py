@@ -13,6 +13,7 @@ from typing import final
 from pccheck.errors import ClosedError, FormatError, UsageError
 from pccheck.format import CHECK_BYTES
 from pccheck.storage import fileio, forks
+from pccheck.storage.fileio import Storage
 
 # One lock for the process, not one per page: two pages of one CHECK must exclude each other. A forked child that
 # inherits it locked is turned away before it would wait for it.
@@ -46,11 +47,15 @@ class FilePage:
         path: for messages.
         write: whether it was opened for writing; else changes raise UsageError.
         native: the extension's atomics; None = words change under a lock that holds within this process.
+        storage: how files are written there, see `pccheck.storage.filesystem`; "buffered" where nothing is known.
         mapped: False = read and write without a mapping, as on file systems that cannot map a shared file.
     """
 
-    def __init__(self, fd: int, path: str, *, write: bool, native: Atomics | None, mapped: bool = True) -> None:
-        self.path = path
+    def __init__(
+        self, fd: int, path: str, *, write: bool, native: Atomics | None, storage: Storage = "buffered",
+        mapped: bool = True,
+    ) -> None:  # fmt: skip
+        self.path, self._storage = path, storage
         self._fd = fd
         self._closes = forks.closer(self, fd)
         self._write = write
@@ -129,7 +134,7 @@ class FilePage:
 
     def links(self) -> int:
         """Give how many names the file has; 0 after it was removed."""
-        return self._status().st_nlink
+        return self._status().links
 
     def close(self) -> None:
         """Unmap and close; later calls raise ClosedError."""
@@ -145,12 +150,12 @@ class FilePage:
     def _open_fd(self) -> int:
         return forks.check_open(self._fd, self._pid, self.path)
 
-    def _status(self) -> os.stat_result:
-        return fileio.status(self._open_fd(), self.path)
+    def _status(self) -> fileio.Status:
+        return fileio.status(self._open_fd(), self.path, self._storage)
 
     def _whole_map(self) -> mmap.mmap:
         # Touching a mapped page that the file no longer has is SIGBUS, which nothing could turn into an error.
-        if self._status().st_size < CHECK_BYTES:
+        if self._status().size < CHECK_BYTES:
             raise FormatError(f"{self.path} was cut short while it was open; close the store and open it again")
         mapped = self._map
         if mapped is None:

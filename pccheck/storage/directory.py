@@ -165,18 +165,16 @@ class Directory:
     def is_named(self, name: str, medium: Medium) -> bool:
         """Tell whether a name leads to this very file."""
         folder, leaf = names.split(name)
-        opened = self._descriptor(medium)
-        try:
-            with self._folder(folder) as fd, told("status query", self._where(name)):
-                return names.is_named(opened, leaf, fd)
-        except MediumError as error:
-            if error.errno == errno.ENOENT:
-                return False
-            raise
+        opened, where = self._descriptor(medium), self._where(name)
+        if not folder:  # each save asks: the store's own folder is not opened anew
+            return names.is_named(opened, leaf, self._open_fd(), where, self.storage)
+        with names.if_there(), self._folder(folder) as fd:
+            return names.is_named(opened, leaf, fd, where, self.storage)
+        return False
 
     def is_at_path(self) -> bool:
         """Tell whether the store's path, as it was when this was opened, leads to this folder."""
-        return outside.leads_to(self.path, self._open_fd())
+        return outside.leads_to(self.path, self._open_fd(), self.storage)
 
     def sync_names(self, folder: str = "") -> None:
         """Make the names in a folder durable, and for a subfolder its own name; a missing one has no names to sync."""
@@ -222,7 +220,7 @@ class Directory:
                     fileio.allocate(fd, CHECK_BYTES, where)
                     if found < CHECK_BYTES:
                         fileio.write_all(fd, memoryview(bytes(found)), 0, where)
-                return FilePage(fd, where, write=self._write, native=atomics())
+                return FilePage(fd, where, write=self._write, native=atomics(), storage=self.storage)
             except BaseException:
                 os.close(fd)
                 raise
@@ -242,7 +240,7 @@ class Directory:
                 try:
                     with told("lock", where, _NO_LOCKS_HINT):
                         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        current = names.is_named(fd, CHECK_NAME, self._open_fd())
+                        current = names.is_named(fd, CHECK_NAME, self._open_fd(), where, self.storage)
                 except BaseException as error:
                     os.close(fd)
                     if isinstance(error, MediumError) and error.errno in (errno.EWOULDBLOCK, errno.EACCES):

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
@@ -70,11 +69,11 @@ class FileMedium:
 
     def size(self) -> int:
         """Give the size in bytes."""
-        return self._status().st_size
+        return self._status().size
 
     def links(self) -> int:
         """Give how many names the file has; 0 after its last name was removed."""
-        return self._status().st_nlink
+        return self._status().links
 
     def allocate(self, size: int) -> None:
         """Make the file at least `size` bytes (whole pages on a direct medium), its space really taken.
@@ -167,11 +166,11 @@ class FileMedium:
 
     def lock_shared(self) -> bool:
         """Keep the writer from giving this slot away; False = it is being refilled. True where locks are missing."""
-        return self._flock(fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return self._flock(fcntl.LOCK_SH)
 
     def lock_exclusive(self) -> bool:
         """Keep readers from locking this slot; False = one has. Never waits. True where locks are missing."""
-        return self._flock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return self._flock(fcntl.LOCK_EX)
 
     def unlock(self) -> None:
         """Give the lock of this open file back; nothing happens without one."""
@@ -192,17 +191,10 @@ class FileMedium:
         return forks.check_open(self._fd, self._pid, self.path)
 
     def _flock(self, how: int) -> bool:
-        try:
-            fcntl.flock(self._open_fd(), how)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                return False
-            if error.errno not in fileio.NO_LOCKS:
-                raise MediumError("lock", self.path, error) from error
-        return True
+        return fileio.try_lock(self._open_fd(), how, self.path, self.storage)
 
-    def _status(self) -> os.stat_result:
-        return fileio.status(self._open_fd(), self.path)
+    def _status(self) -> fileio.Status:
+        return fileio.status(self._open_fd(), self.path, self.storage)
 
     def _is_aligned(self, data: memoryview, offset: int) -> bool:
         if self._unit == 1:

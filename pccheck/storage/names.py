@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pccheck.errors import CapacityError, FormatError, MediumError
 from pccheck.format import PAGE
 from pccheck.storage import fileio
+from pccheck.storage.fileio import Storage
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 HALF = ".half"  # ends the hidden name of a copy that is being made
@@ -73,12 +74,16 @@ def exists(leaf: str, folder_fd: int) -> bool:
     return True
 
 
-def is_named(fd: int, leaf: str, folder_fd: int) -> bool:
-    """Tell whether `leaf` is still a name of the open file."""
+def is_named(fd: int, leaf: str, folder_fd: int, where: str, storage: Storage = "buffered") -> bool:
+    """Tell whether `leaf`, called `where` in messages, is still a name of the open file; MediumError."""
+    own = fileio.status(fd, where, storage)
     try:
-        return os.path.samestat(os.fstat(fd), os.lstat(leaf, dir_fd=folder_fd))
+        found = os.lstat(leaf, dir_fd=folder_fd)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise MediumError("status query", where, error) from error
+    return (own.device, own.inode) == (found.st_dev, found.st_ino)
 
 
 def open_folder(base: int, folder: str, where: str, *, make: bool) -> int:

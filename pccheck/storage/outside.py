@@ -17,6 +17,7 @@ from signal import SIGURG
 from pccheck.errors import MediumError, StoreGoneError
 from pccheck.format import CHECK_NAME, PAGE, RECORD_BYTES
 from pccheck.storage import fileio, names
+from pccheck.storage.fileio import Storage
 from pccheck.storage.names import told
 
 # What a file system answers that cannot give this file one more name there: then it is copied.
@@ -33,9 +34,11 @@ def link(folder_fd: int, leaf: str, opened: int, path: str) -> None:
             try:
                 os.link(leaf, new_leaf, src_dir_fd=folder_fd, dst_dir_fd=new_fd, follow_symlinks=False)
             except FileExistsError:
-                if not names.is_named(opened, new_leaf, new_fd):  # over a network a link may be made, and fail as well
+                if not names.is_named(
+                    opened, new_leaf, new_fd, path
+                ):  # over a network it may be made, and fail as well
                     raise
-            if names.is_named(opened, new_leaf, new_fd):
+            if names.is_named(opened, new_leaf, new_fd, path):
                 return
             os.unlink(new_leaf, dir_fd=new_fd)
         raise _gone(path)
@@ -46,7 +49,7 @@ def copy(folder_fd: int, leaf: str, opened: int, path: str) -> None:
     with _folder_of(path) as (new_fd, new_leaf):
         if names.exists(new_leaf, new_fd):
             raise MediumError("copy", path, FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)))
-        if not names.is_named(opened, leaf, folder_fd):
+        if not names.is_named(opened, leaf, folder_fd, path):
             raise _gone(path)
         names.copy_synced(folder_fd, leaf, new_fd, new_leaf, path)
 
@@ -83,7 +86,7 @@ def take_in(path: str, folder_fd: int, leaf: str, wanted: Callable[[bytes, int],
             fileio.sync_folder(old_fd, os.path.dirname(path))
             with _alone(fd) as alone:
                 # By that name still: the file in its old place may have been another one by the time of the rename.
-                if not (alone() and names.is_named(fd, hidden, folder_fd)):
+                if not (alone() and names.is_named(fd, hidden, folder_fd, path)):
                     return None
                 _empty(fd, path)
                 if alone() and not names.exists(leaf, folder_fd):
@@ -213,14 +216,15 @@ def _unlink(folder_fd: int, leaf: str, path: str) -> bool:
     return True
 
 
-def leads_to(path: str, folder_fd: int) -> bool:
+def leads_to(path: str, folder_fd: int, storage: Storage = "buffered") -> bool:
     """Tell whether a path leads to an open folder; of one that may not be looked at, that is believed."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(folder_fd))
+        found, own = os.stat(path), fileio.status(folder_fd, path, storage)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True  # no permission, or a server that does not answer: that says nothing of where it is
+    return (own.device, own.inode) == (found.st_dev, found.st_ino)
 
 
 def folders_in(folder: str) -> list[str]:

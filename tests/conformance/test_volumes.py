@@ -55,7 +55,7 @@ def test_without_the_extension(tmp_path, monkeypatch, mapped):
     monkeypatch.setattr(
         directory,
         "FilePage",
-        lambda fd, path, *, write, native: real(fd, path, write=write, native=None, mapped=mapped),
+        lambda fd, path, *, native, **options: real(fd, path, native=None, mapped=mapped, **options),
     )
     volume = Directory(tmp_path / "store", create=True, write=True)
     page = volume.check_page(create=True)

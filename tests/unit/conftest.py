@@ -14,3 +14,4 @@ def no_locks(monkeypatch):
         raise OSError(errno.ENOLCK, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("pccheck.storage.fileio._lock_file", refuse, raising=False)

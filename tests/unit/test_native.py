@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import random
@@ -63,6 +64,33 @@ def test_an_unknown_kernel_is_refused():
     with pytest.raises(ValueError, match="abacus"):
         _native.choose_isa("abacus")
     assert _native.isa() == before
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_file_is_what_the_system_says(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 4097)
+    os.link(path, tmp_path / "again")
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        assert _native.file_status(file.fileno()) == (4097, 2, found.st_dev, found.st_ino)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _native.file_status(-1)
+
+
+def test_a_file_is_locked_without_waiting(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as one, path.open("rb") as other:
+        _native.lock_file(one.fileno(), fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            _native.lock_file(other.fileno(), fcntl.LOCK_SH)
+        _native.lock_file(one.fileno(), fcntl.LOCK_UN)
+        _native.lock_file(other.fileno(), fcntl.LOCK_SH)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _native.lock_file(-1, fcntl.LOCK_EX)
 
 
 # -- atomics -----------------------------------------------------------------------------------------------------------

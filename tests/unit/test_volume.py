@@ -376,6 +376,7 @@ def test_no_locks_here(volume, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", none)
+    monkeypatch.setattr("pccheck.storage.fileio._lock_file", none, raising=False)
     before = held(tmp_path)
     with pytest.raises(MediumError, match="one process only") as caught:
         volume.lock()
