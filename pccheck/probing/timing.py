@@ -24,7 +24,8 @@ _LEAVES = 32
 _FILL_BYTES = 4 << 20
 _LEAST_REST_S, _MOST_REST_S = 0.02, 1.0
 _READS = 3
-WARM_ROUNDS = 2  # disks of virtual machines were seen to be slow for a second or two after blocks were first written
+# Disks of virtual machines were seen to be slow for a second or two after blocks were first written.
+WARM_ROUNDS, WARM_SHARE = 2, 1 / 30  # at least so often, and for such a share of the time that is left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +122,13 @@ class Stopwatch:
         count, size = self._written
         slots = trial.in_flight + 1
         new = count < slots or size < trial.state_bytes
-        for _ in range(WARM_ROUNDS * slots if new else 1):
+        began_s, made = time.monotonic(), 0
+        enough, enough_s = (WARM_ROUNDS * slots, WARM_SHARE * (self._until_s - began_s)) if new else (1, 0.0)
+        while made < enough or time.monotonic() < began_s + enough_s:
             if time.monotonic() >= self._until_s:
                 return False
             run.save(rest=False)  # one after the other would take turns in two slots
+            made += 1
         run.forget()
         self._written = (max(slots, count), max(size, trial.state_bytes))
         return True

@@ -103,11 +103,11 @@ class Case:
 
 def advice(bench: Bench) -> Table:
     """Give the table of predictions and what came of them, on the disk as it is, and on one that the kernel limits."""
-    found: dict[str, list[Seen]] = {}
-    cases: list[Case] = []
+    found: dict[str, list[tuple[Case, Seen]]] = {}
     notes = [
-        "A probe of each disk, in a process of its own, predicts; then the loops run, each in a process of its own.",
-        f"within: the slowdown's excess over 1 within {_SHARE:.0%} or one point, time to durable within {_SHARE:.0%}.",
+        "Each round a probe of the disk predicts, and then the loops run, each in a process of its own.",
+        f"within: of the medians, the slowdown's excess over 1 within {_SHARE:.0%} or one point, time to durable within "
+        f"{_SHARE:.0%}.",
         "keeps up: storage rests between saves. too often: twice as often as it writes one at a time.",
         "as advised: in_flight, interval and all options are what `advise` gives for steps as long.",
     ]
@@ -118,21 +118,22 @@ def advice(bench: Bench) -> Table:
             if isinstance(where, str):
                 notes.append(f"No disk of {_LIMITED_MIB_PER_S} MiB/s here: {where}.")
                 continue
-            bench.say(f"{disk}: probe")
-            with emptied(where / "probed") as folder:
-                machine = Machine.from_json(
-                    bench.lab.run(measure_machine, folder, bench.scale.probe_s, bench.scale.probe_bytes)
-                )
-            notes.append(f"{disk}: {_told(machine)}")
-            here = [case for case in _cases(bench, disk, machine) if bench.wants(case.name)]
             for number in range(bench.scale.rounds):
-                for case in here:
-                    bench.say(f"round {number + 1} of {bench.scale.rounds}, {case.name}")
+                told = f"round {number + 1} of {bench.scale.rounds}, {disk}"
+                bench.say(f"{told}: probe")
+                with emptied(where / "probed") as folder:
+                    machine = Machine.from_json(
+                        bench.lab.run(measure_machine, folder, bench.scale.probe_s, bench.scale.probe_bytes)
+                    )
+                notes.append(f"{told}: {_told(machine)}")
+                for case in _cases(bench, disk, machine):
+                    if not bench.wants(case.name):
+                        continue
+                    bench.say(f"{told}: {case.name}")
                     with emptied(where / "run") as folder:
                         seen = bench.lab.run(measure_watched, case.options, folder, case.loop)
-                    found.setdefault(case.name, []).append(seen)
-            cases += here
-    rows = [_row(case, found[case.name]) for case in cases]
+                    found.setdefault(case.name, []).append((case, seen))
+    rows = [_row(name, rounds) for name, rounds in found.items()]
     within = sum(row["within"] == "yes" for row in rows)
     notes.append(f"{within} of {len(rows)} predictions hold.")
     title = (
@@ -213,20 +214,22 @@ def _loop(bench: Bench, step_s: float, interval: int, in_flight: int, period_s: 
     )  # fmt: skip
 
 
-def _row(case: Case, runs: list[Seen]) -> dict[str, Cell]:
-    slowdown = statistics.median(run.slowdown for run in runs)
-    durable_s = [statistics.median(run.durable_s) for run in runs]
-    off, late = case.slowdown - slowdown, case.durable_s / statistics.median(durable_s) - 1
+def _row(name: str, rounds: list[tuple[Case, Seen]]) -> dict[str, Cell]:
+    predicted, measured = [case.slowdown for case, _ in rounds], [seen.slowdown for _, seen in rounds]
+    durable_s = [case.durable_s for case, _ in rounds]
+    after_s = [statistics.median(seen.durable_s) for _, seen in rounds]
+    slowdown = statistics.median(measured)
+    off, late = statistics.median(predicted) - slowdown, statistics.median(durable_s) / statistics.median(after_s) - 1
     holds = abs(off) <= max(_POINT, _SHARE * (slowdown - 1)) and abs(late) <= _SHARE
-    loop = case.loop
+    intervals = dict.fromkeys(f"{case.loop.every} x {1e3 * case.loop.step_s:.0f} ms" for case, _ in rounds)
     return {
-        "": case.name,
-        "a save every": f"{loop.every} x {1e3 * loop.step_s:.0f} ms",
-        "slowdown predicted": Figure([case.slowdown]),
-        "measured": Figure([run.slowdown for run in runs]),
+        "": name,
+        "a save every": ", ".join(intervals),
+        "slowdown predicted": Figure(predicted),
+        "measured": Figure(measured),
         "off by": f"{off:+.3f}",
-        "durable predicted": Figure([1e3 * case.durable_s], 0, "ms"),
-        "measured durable": Figure([1e3 * seconds for seconds in durable_s], 0, "ms"),
+        "durable predicted": Figure([1e3 * seconds for seconds in durable_s], 0, "ms"),
+        "measured durable": Figure([1e3 * seconds for seconds in after_s], 0, "ms"),
         "off by ": f"{late:+.0%}",
         "within": "yes" if holds else "NO",
     }
