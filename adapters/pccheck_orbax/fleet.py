@@ -268,8 +268,11 @@ class Fleet:
 
         What is in flight, what became durable since `retain` was called, and what is being removed, each has its file.
         Where they leave no room for another one, the steps are deleted, and removals awaited, before and not after the
-        save has begun; the first save needs room for `in_flight` files, since it makes as many.
+        save has begun; the first save needs room for `in_flight` files, since it makes as many. Several processes meet
+        at each deletion: one whose last save was refused there alone must not wait here for others, which wait for it.
         """
+        if self._processes is not None:
+            return
         needed = len(self._saving) + 1 if self._swept else self.in_flight
         if needed + len(self._durable.keys() - self._kept) > self.in_flight:
             self.retain(policy)

@@ -29,7 +29,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
       survive.
     * What is kept is decided among durable steps only, when a save starts and in `wait_until_finished()`; a step
       vanishes by one rename, its files are removed in the background (`enable_background_delete` changes nothing). A
-      save that would leave files of more than `in_flight` steps beside those that are kept waits for that.
+      save that would leave files of more than `in_flight` steps beside those that are kept waits for that (in one
+      process).
     * A save that fails drops its own step and no other. Its error is raised once, with a note that tells the step, by
       the next `save` (which then saves nothing), `wait_until_finished`, `check_for_errors`, `close`, or by whatever
       asks for that very step.

@@ -106,8 +106,8 @@ def advice(bench: Bench) -> Table:
     found: dict[str, list[tuple[Case, Seen]]] = {}
     notes = [
         "Each round a probe of the disk predicts, and then the loops run, each in a process of its own.",
-        f"within: of the medians, the slowdown's excess over 1 within {_SHARE:.0%} or one point, time to durable within "
-        f"{_SHARE:.0%}.",
+        f"within: of the medians, the slowdown's excess over 1 within {_SHARE:.0%} or one point, time to durable "
+        f"within {_SHARE:.0%}.",
         "keeps up: storage rests between saves. too often: twice as often as it writes one at a time.",
         "as advised: in_flight, interval and all options are what `advise` gives for steps as long.",
     ]
