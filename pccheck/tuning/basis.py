@@ -95,6 +95,15 @@ class Basis:
     restart_s: float
     assumptions: tuple[str, ...]
 
+    def doubt(self, setting: Setting) -> float:
+        """Give by how much the rate of a setting that is not the default may be luck, as a share; 0 = it was told.
+
+        A disk that takes bytes in bursts may begin or end the few saves of its trial with one: one save more or less.
+        """
+        if self.source != "probe" or setting == Setting():
+            return 0.0
+        return 1 / min(sample.saves for sample in self.machine.of(**setting.cut))
+
 
 def basis_of(wanted: Wanted, machine: Machine | Rates | None) -> Basis:
     """Give what advice for a job can rest on."""

@@ -355,6 +355,19 @@ def test_of_the_settings_that_were_probed_the_best_is_taken_and_the_default_if_i
     assert ask(probed(*usual, *same), **wishes).options["writers"] == 2
 
 
+def test_what_may_be_luck_of_few_saves_makes_no_interval_shorter() -> None:
+    usual = (sample(1, 0.51), sample(2, 1.01))
+
+    def bandwidth(saves: int) -> int:
+        fast = (sample(1, 0.44, writers=4, saves=saves), sample(2, 0.87, writers=4, saves=saves))
+        advice = ask(probed(*usual, *fast), state_bytes=20 * GB, step_s=0.5, snapshot="lazy")
+        assert advice.options["writers"] == 4
+        return advice.plan.choice.terms["bandwidth"]
+
+    default = ask(probed(*usual), state_bytes=20 * GB, step_s=0.5, snapshot="lazy").plan.choice.terms["bandwidth"]
+    assert bandwidth(40) < default <= bandwidth(6)
+
+
 def test_a_rate_that_varies_is_told_with_what_bridges_it() -> None:
     steady, varying = probed(), probed(sample(1, 0.51, worst_durable_s=1.4), sample(2, 1.01))
     assert not any("varies" in sentence for sentence in ask(steady, state_bytes=2 * GB).meaning)
