@@ -6,6 +6,7 @@ A contender is made in one process and used in another, so that before `prepare`
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -20,6 +21,7 @@ from pccheck.ranks.coordination import Coordinator
 from pccheck.storage.directory import Directory
 from pccheck.testing.throttle import Rate, ThrottledVolume
 
+from .raw import RawFile
 from .states import State, differences
 from .trained import copies, local
 
@@ -77,6 +79,39 @@ class Nothing:
     def finish(self) -> None: ...
 
     def restore(self, like: State) -> State | None:
+        return None
+
+
+@final
+class RawWrite:
+    """One plain write of as many bytes, and a sync: what the disk takes from a trainer, whoever saves."""
+
+    name = "raw write"
+    in_flight = 0
+
+    def prepare(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path, self._thread = directory / "raw", threading.Thread()
+
+    def train(self, model: Module, optimizer: Optimizer) -> Any:
+        size = -(-sum(p.nbytes for p in model.parameters()) // 4096) * 4096
+        self._file = RawFile(self._path, size, size, 1)
+
+    def save(self, step: int, state: State) -> None:
+        self._thread = threading.Thread(target=self._file.write)
+        self._thread.start()
+
+    def fence(self) -> None: ...
+
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
+    def finish(self) -> None:
+        if self.busy():
+            self._thread.join()
+
+    def restore(self, like: State) -> State | None:
+        self._file.close()
         return None
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("orbax.checkpoint")
 
 from tests.bench.__main__ import ALL
-from tests.bench.contenders import Nothing, Pccheck
+from tests.bench.contenders import Nothing, Pccheck, RawWrite
 from tests.bench.jax_tables import TABLES as JAX
 from tests.bench.lab import Lab, MeasurementError
 from tests.bench.loops import Loop, measure_slowdown
@@ -37,7 +37,7 @@ ROWS = {  # what each table must have, where no disk can be limited by the kerne
     },
     "trainers": {
         f"{count} x {size_text(size)}: {name}" for count, size in QUICK.trained for name in {
-            Nothing.name, "pccheck lazy, in_flight 2", "pccheck lazy, in_flight 2, TrainingState",
+            Nothing.name, RawWrite.name, "pccheck lazy, in_flight 2", "pccheck lazy, in_flight 2, TrainingState",
             "pccheck copy, in_flight 2", *DCP, TorchCheckpointing.name, TorchSave.name,
         }
     },

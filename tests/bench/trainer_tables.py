@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from .contenders import Contender, Nothing, Pccheck
+from .contenders import Contender, Nothing, Pccheck, RawWrite
 from .peers import DcpAsync, TorchCheckpointing, TorchSave
 from .ranks import RankCost, measure_rank, over_directory, over_store
 from .scale import Bench, size_text
@@ -20,6 +20,7 @@ def trainers(bench: Bench) -> Table:
     s = bench.scale
     everyone: list[tuple[Contender, float]] = [
         (Nothing(), s.pairs_s),
+        (RawWrite(), s.pairs_s),
         (Pccheck("lazy", 2), s.pairs_s),
         (Pccheck("lazy", 2, whole=True), s.pairs_s),
         (Pccheck("copy", 2), s.pairs_s),
@@ -35,6 +36,7 @@ def trainers(bench: Bench) -> Table:
         f"ratio: step time over that without, in windows of {s.long_s:g} s that each begin with a save (longer where "
         "it is not durable by then); median of the pairs.",
         f"longest step: of the {KINDS[0]} while a checkpoint is under way, the call that begins it included.",
+        f"{RawWrite.name}: a thread that writes and syncs as many bytes, and does nothing else.",
         f"The state changes in place every {1e3 * s.pass_s:.0f} ms, the passes between are steps of one kind. After "
         "each run the last checkpoint was restored and compared bit by bit.",
     ]
