@@ -137,9 +137,9 @@ class Deleter:
             self._trash.take(self._root / TRASH / name)
 
     def _end_all(self) -> None:
-        deletions, self._deletions = self._deletions, []
-        for step, deletion in deletions:
-            self._end(step, deletion)
+        while self._deletions:  # forgotten after the wait: an interrupt of that has not ended them
+            self._end(*self._deletions[0])
+            del self._deletions[0]
 
     def _end(self, step: int, deletion: Future[None]) -> None:
         try:

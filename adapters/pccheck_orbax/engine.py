@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -13,8 +14,8 @@ import jax
 
 import pccheck
 from pccheck import links
-from pccheck.errors import OptionError
-from pccheck_orbax.layout import STORES, unfinished
+from pccheck.errors import MediumError, OptionError
+from pccheck_orbax.layout import STORES, TRASH, unfinished
 from pccheck_orbax.staging import Staged, clear
 from pccheck_orbax.stores import OPEN
 
@@ -147,7 +148,7 @@ class Engine:
             try:
                 clear(root, item, process, folder)
                 for left in unfinished(root, item):
-                    links.drop_stale(left, folder, process)
+                    _drop_stale(left, folder, process)
             except BaseException:
                 checkpointer.close()
                 raise
@@ -203,3 +204,14 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine with {self._options}, {len(self._used)} store(s) in use>"
+
+
+def _drop_stale(left: str, store: str, process: int) -> None:
+    try:
+        links.drop_stale(left, store, process)
+    except MediumError as error:
+        if os.path.basename(left) != TRASH:  # what is there is nobody's any more: no reason to save nothing
+            raise
+        logging.getLogger(__name__).warning(
+            "files of deleted steps stay in %s (%s): the next job tries again", left, error
+        )

@@ -274,9 +274,11 @@ class Fleet:
         if self._processes is not None:
             return
         needed = len(self._saving) + 1 if self._swept else self.in_flight
-        if needed + len(self._durable.keys() - self._kept) > self.in_flight:
-            self.retain(policy)
-        self._deleter.await_room(self.in_flight - needed - len(self._durable.keys() - self._kept))
+        try:
+            if needed + len(self._durable.keys() - self._kept) > self.in_flight:
+                self.retain(policy)
+        finally:  # a policy that chokes leaves more than there is room for
+            self._deleter.await_room(max(0, self.in_flight - needed - len(self._durable.keys() - self._kept)))
 
     def delete(self, step: int) -> None:
         """Rename a durable step away, and have it removed. FileNotFoundError where there is none."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import orbax.checkpoint as ocp
 import pytest
@@ -104,3 +107,40 @@ def test_the_trash_waits_for_room(tmp_path, slow):
     trash.await_room(0)
     assert os.listdir(trash.folder) == []
     trash.close()
+
+
+def test_a_file_in_the_trash_that_cannot_be_removed_stops_no_save(tmp_path):
+    with open_manager(tmp_path, 2) as manager:
+        manager.save(0, args=ocp.args.StandardSave(state(0)))
+    (tmp_path / ".pccheck_trash").mkdir()
+    stuck = tmp_path / ".pccheck_trash" / "gone-0"
+    (tmp_path / "0").rename(stuck)
+    (kept,) = stuck.rglob("*.pcc")
+    if subprocess.run(["chattr", "+i", kept], check=False, capture_output=True).returncode:
+        pytest.skip("this file system, or this user, makes no file immutable")
+    try:
+        with open_manager(tmp_path, 2) as manager:
+            for step in range(1, 5):
+                manager.save(step, args=ocp.args.StandardSave(state(step)))
+            manager.wait_until_finished()
+            assert manager.all_steps() == [3, 4]
+    finally:
+        subprocess.run(["chattr", "-i", kept], check=True)
+    with open_manager(tmp_path, 2) as manager:
+        manager.save(5, args=ocp.args.StandardSave(state(5)))
+    assert not stuck.exists()
+
+
+def test_an_interrupted_wait_for_a_deletion_does_not_forget_it(tmp_path):
+    with open_manager(tmp_path, 2) as manager, ThreadPoolExecutor(1) as threads:
+        deleter, over = manager._fleet._deleter, threading.Event()
+        deleter._deletions.append((7, threads.submit(over.wait)))
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                deleter.await_room(0)
+            assert [step for step, _ in deleter._deletions] == [7]
+        finally:
+            over.set()
+        deleter.await_room(0)
+        assert deleter._deletions == []
