@@ -138,7 +138,7 @@ class Engine:
         """Give the Checkpointer of an item, opened if it was not.
 
         What a crash had left in folders that never became steps gives its slots back then: a stock manager does not
-        remove these folders by default.
+        remove these folders by default. So do steps that were being removed.
         """
         process = jax.process_index()
         folder = os.path.join(root, STORES, item, f"process-{process}")
@@ -148,7 +148,8 @@ class Engine:
             try:
                 clear(root, item, process, folder)
                 for left in unfinished(root, item):
-                    _drop_stale(left, folder, process)
+                    links.drop_stale(left, folder, process)
+                _empty_trash(root, folder, process)
             except BaseException:
                 checkpointer.close()
                 raise
@@ -206,12 +207,10 @@ class Engine:
         return f"<Engine with {self._options}, {len(self._used)} store(s) in use>"
 
 
-def _drop_stale(left: str, store: str, process: int) -> None:
+def _empty_trash(root: str, store: str, process: int) -> None:
+    """Remove this process's files of steps that a crash kept from being removed; what stays there stops no save."""
+    trash = os.path.join(root, TRASH)
     try:
-        links.drop_stale(left, store, process)
+        links.drop_stale(trash, store, process)
     except MediumError as error:
-        if os.path.basename(left) != TRASH:  # what is there is nobody's any more: no reason to save nothing
-            raise
-        logging.getLogger(__name__).warning(
-            "files of deleted steps stay in %s (%s): the next job tries again", left, error
-        )
+        logging.getLogger(__name__).warning("deleted steps stay in %s (%s): the next job tries again", trash, error)

@@ -74,15 +74,14 @@ def place_of(directory: os.PathLike[str] | str) -> Place:
 
 
 def unfinished(root: str, item: str) -> Iterator[str]:
-    """Give the folders under a root in which a file of this item may have been left by a crash that nobody wants.
+    """Give the folders under a root in which a save of this item may have been left by a crash.
 
-    Those are steps that were being removed, and what Orbax had not renamed yet. Where it commits by a file instead
-    (AtomicityMode.COMMIT_FILE), those are folders that its own record says were begun and not committed. A folder that
-    merely lacks `pccheck.json` may be a committed step that was damaged, or a copy of one that somebody is making: it
-    is let be.
+    Those are what Orbax had not renamed yet. Where it commits by a file instead (AtomicityMode.COMMIT_FILE), those are
+    folders that its own record says were begun and not committed. A folder that merely lacks `pccheck.json` may be a
+    committed step that was damaged, or a copy of one that somebody is making: it is let be.
     """
     for entry in _folders(root):
-        if TEMPORARY in entry.name or entry.name == TRASH:
+        if TEMPORARY in entry.name:
             yield entry.path
             continue
         of_item = os.path.join(entry.path, item)

@@ -96,7 +96,7 @@ AVX2 static inline void put(uint8_t *destination, __m256i low, __m256i high, enu
 }
 
 /* What goes past the caches is not read again soon either: so it is fetched to drive out as little as may be of what a
- * trainer has there (of 3,000 leaves, 256 MiB, that lost 5.0 ms, and 5.4 before; medians of alternating runs). */
+ * trainer has there. */
 AVX2 __attribute__((always_inline)) static inline void fetch(const uint8_t *source, const enum store store) {
   if (store == STREAM)
     _mm_prefetch((const char *)source + PREFETCH, _MM_HINT_NTA);

@@ -90,6 +90,8 @@ PyObject *hold_buffers(PyObject *module, PyObject *args);
 
 /* module_objects.c */
 PyObject *contents(PyObject *module, PyObject *containers);
+
+/* module_files.c */
 PyObject *file_status(PyObject *module, PyObject *args);
 PyObject *lock_file(PyObject *module, PyObject *args);
 

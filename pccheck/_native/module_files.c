@@ -1,7 +1,7 @@
 /* pccheck._native.file_status and lock_file: what an open file of a local file system answers at once.
  *
- * The GIL is kept meanwhile. To give it up and get it back from a trainer of small operations takes a hundred times as
- * long as the answer, and has the trainer wait for it, too: each checkpoint did so twenty times. */
+ * The GIL is kept meanwhile. To give it up and get it back from a trainer of small operations takes far longer than the
+ * answer, and has the trainer wait, too, many times a checkpoint. */
 #include "module.h"
 
 #include <sys/file.h>

@@ -137,7 +137,7 @@ def sync_folder(fd: int, path: str) -> None:
             raise MediumError("sync of names", path, error) from error
 
 
-# -- space -----------------------------------------------------------------------------------------------------------
+# -- status and locks --------------------------------------------------------------------------------------------------
 
 
 class Status(NamedTuple):
@@ -148,12 +148,16 @@ class Status(NamedTuple):
     device: int
     inode: int
 
+    def is_of(self, found: os.stat_result) -> bool:
+        """Tell whether `found` says something of the same file."""
+        return (self.device, self.inode) == (found.st_dev, found.st_ino)
+
 
 def status(fd: int, path: str, storage: Storage) -> Status:
     """Give what the system says of an open file; raises MediumError.
 
     One of a local file system is asked without giving up the interpreter, since that answers at once: to get it back
-    from a trainer of small operations takes a hundred times as long, and keeps that waiting, too.
+    from a trainer of small operations takes far longer, and keeps that waiting, too.
     """
     try:
         if storage in _AT_ONCE:
@@ -177,6 +181,9 @@ def try_lock(fd: int, how: int, path: str, storage: Storage) -> bool:
         if error.errno not in NO_LOCKS:
             raise MediumError("lock", path, error) from error
     return True
+
+
+# -- space -----------------------------------------------------------------------------------------------------------
 
 
 def free_bytes(fd: int, path: str) -> int:

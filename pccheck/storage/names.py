@@ -83,7 +83,7 @@ def is_named(fd: int, leaf: str, folder_fd: int, where: str, storage: Storage = 
         return False
     except OSError as error:
         raise MediumError("status query", where, error) from error
-    return (own.device, own.inode) == (found.st_dev, found.st_ino)
+    return own.is_of(found)
 
 
 def open_folder(base: int, folder: str, where: str, *, make: bool) -> int:

@@ -34,9 +34,7 @@ def link(folder_fd: int, leaf: str, opened: int, path: str) -> None:
             try:
                 os.link(leaf, new_leaf, src_dir_fd=folder_fd, dst_dir_fd=new_fd, follow_symlinks=False)
             except FileExistsError:
-                if not names.is_named(
-                    opened, new_leaf, new_fd, path
-                ):  # over a network it may be made, and fail as well
+                if not names.is_named(opened, new_leaf, new_fd, path):  # over a network it may be made, and fail, too
                     raise
             if names.is_named(opened, new_leaf, new_fd, path):
                 return
@@ -224,7 +222,7 @@ def leads_to(path: str, folder_fd: int, storage: Storage = "buffered") -> bool:
         return False
     except OSError:
         return True  # no permission, or a server that does not answer: that says nothing of where it is
-    return (own.device, own.inode) == (found.st_dev, found.st_ino)
+    return own.is_of(found)
 
 
 def folders_in(folder: str) -> list[str]:

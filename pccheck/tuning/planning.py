@@ -148,8 +148,8 @@ def plan_of(wanted: Wanted, basis: Basis, in_flight: int, setting: Setting, snap
     at = partial(_outcome, wanted, basis, in_flight=in_flight, setting=setting, buffer_bytes=pool, snapshot=snapshot)
     stall_s = at(1).stall_s  # the same at any interval
     # A save each 100 ms that takes 95 ms until durable cost 4 % more than one that takes them always (measured). And of
-    # many ways one is always the fastest, if only by luck: on a disk limited to 524 MB/s six saves came to 605, and in
-    # a benchmark what was advised slowed a loop down by 18 % instead of 4.
+    # many ways one is always the fastest, if only by luck: the few saves of a trial came to more than the limit of a
+    # disk, and in a benchmark what was advised slowed a loop down by 18 % instead of 4.
     slow = basis.machine.spread(**setting.cut) * (1 + basis.doubt(setting))
     durable_s = {count: slow * model.durable_s(wanted.part_bytes, count) for count in range(1, in_flight + 1)}
     choice = choose_interval(
