@@ -154,22 +154,27 @@ def pinned(directory) -> set[int]:
 
 
 def test_python_objects_of_ended_saves_are_let_go(fast_path):
-    """What stays of a save when its caller has dropped it: nothing."""
+    """What stays of a save when its caller has dropped it: nothing.
+
+    What a save leaves behind shows in every block of saves; windows of figures that fill, and what happens to be in
+    flight when a block ends, in some.
+    """
+    grown = []
     with pccheck.Checkpointer(fast_path / "s", in_flight=4, chunk_bytes=CHUNK) as ck:
         soak = Soak(ck, fast_path / "s", seed=1)
         soak.run(WARM_UP, look_every=100)
-        gc.collect()
         tracemalloc.start()
         try:
             soak.run(200, look_every=50)
-            gc.collect()
-            before = tracemalloc.get_traced_memory()[0]
-            soak.run(1_000, look_every=50)
-            gc.collect()
-            grown = tracemalloc.get_traced_memory()[0] - before
+            while len(grown) < 4 and not any(bytes_grown < 50 * 1_000 for bytes_grown in grown):
+                gc.collect()
+                before = tracemalloc.get_traced_memory()[0]
+                soak.run(1_000, look_every=50)
+                gc.collect()
+                grown.append(tracemalloc.get_traced_memory()[0] - before)
         finally:
             tracemalloc.stop()
-    assert grown < 100 * 1_000, f"{grown} bytes stayed of 1,000 saves"
+    assert min(grown) < 50 * 1_000, f"{grown} bytes stayed of 1,000 saves each"
 
 
 def test_opening_and_closing_leaves_nothing_behind(tmp_path):
