@@ -22,10 +22,15 @@ VERBS = (inspect, report, advise, probe, replay)
 
 
 CLOSED_PIPE = 141  # as a shell tells of tools that SIGPIPE ends
+UNWRITTEN = 74  # EX_IOERR of sysexits.h; what is smaller the verbs have meanings for
 
 
 def main() -> None:
-    """Run the command line; where whoever reads its output goes (`| head`), it ends quietly with status CLOSED_PIPE."""
+    """Run the command line.
+
+    Where whoever reads its output goes (`| head`), it ends quietly with status CLOSED_PIPE; where its output cannot be
+    written, such as on a full disk, it says so and ends with UNWRITTEN.
+    """
     out = sys.stdout
     if out is not None:  # typer and rich would exit with 1, which means something here
         file = io.BufferedWriter(_Output(out.fileno(), "wb", closefd=False))
@@ -39,15 +44,18 @@ def main() -> None:
 
 @final
 class _Output(io.FileIO):
-    """Standard output that ends the program when nobody reads it any more."""
+    """Standard output that ends the program when nobody reads it any more, or it goes nowhere."""
 
     def write(self, data: Any, /) -> int:
         """Write, or raise SystemExit; what is flushed after that goes nowhere."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            raise SystemExit(CLOSED_PIPE) from None
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(CLOSED_PIPE) from None
+            print(f"pccheck: the output could not be written: {error.strerror}", file=sys.stderr)
+            raise SystemExit(UNWRITTEN) from None
 
 
 def build() -> typer.Typer:

@@ -94,6 +94,12 @@ class LastSave:
                 return False
         return True
 
+    def _await_at_most(self, running: int) -> None:
+        """Wait until no more saves than these are in flight, or no time is left."""
+        ends = self._flights.ends
+        while len(self._flights.running()) > running and self._ended(ends):
+            ends = self._flights.ends
+
     def _left_s(self) -> float:
         return self._until_s - time.monotonic()
 
@@ -133,9 +139,7 @@ class LastSave:
 
     def _save(self, reason: str) -> Answer:
         try:
-            ends = self._flights.ends
-            while len(self._flights.running()) >= self._ck.options.in_flight and self._ended(ends):
-                ends = self._flights.ends
+            self._await_at_most(self._ck.options.in_flight - 1)
             save = self._ck.save(self._step, self._make_state(), when_full="skip", report=False)
         except PccheckError as error:
             return self._answer("declined", f"{reason}; it could not be begun: {error}")
@@ -149,9 +153,7 @@ class LastSave:
 
     def _alone(self, error: RanksError) -> Answer:
         """Nothing can be saved without the other ranks; what is in flight may still be agreed."""
-        ends = self._flights.ends
-        while self._flights.running() and self._ended(ends):
-            ends = self._flights.ends
+        self._await_at_most(0)
         return self._answer("declined", f"the ranks do not decide together: {error}")
 
     def _answer(

@@ -303,10 +303,14 @@ def test_impossible_times_do_not_stop_the_show(tmp_path: Path, time_ns: int) -> 
     assert run("inspect", tmp_path, "--json").returncode == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("advise", "--state", "1GB", "--step", "1"), ("advise", "--state", "1GB", "--step", "1", "--json"), ("--help",)],
-)
+SHOWN = [
+    ("advise", "--state", "1GB", "--step", "1"),
+    ("advise", "--state", "1GB", "--step", "1", "--json"),
+    ("--help",),
+]
+
+
+@pytest.mark.parametrize("arguments", SHOWN)
 def test_a_pipe_that_nobody_reads_ends_it_quietly_with_a_status_of_its_own(arguments):
     """Not 1, which is "a wish is out of reach", nor a traceback."""
     reader, writer = os.pipe()
@@ -315,6 +319,16 @@ def test_a_pipe_that_nobody_reads_ends_it_quietly_with_a_status_of_its_own(argum
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.CLOSED_PIPE, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_output_that_cannot_be_written_ends_it_with_one_line_and_a_status_of_its_own(arguments):
+    command = [sys.executable, "-m", "pccheck", *arguments]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    text = "pccheck: the output could not be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (cli.UNWRITTEN, text)
 
 
 def test_output_that_is_closed_is_no_error():
