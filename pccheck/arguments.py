@@ -11,8 +11,9 @@ from typing import Any, cast
 
 from pccheck.errors import UsageError
 from pccheck.events import Event
+from pccheck.format import CHECK_NAME
 from pccheck.options import Options, WhenFull
-from pccheck.reading.linkplaces import HIDDEN, holds_stores
+from pccheck.reading.linkplaces import HIDDEN, holds_steps, holds_stores
 from pccheck.saving.save import Link
 from pccheck.storage.directory import Directory
 from pccheck.storage.volume import Volume
@@ -51,10 +52,17 @@ def path(directory: object, name: str = "directory") -> str:
 
 def assert_no_orbax_root(root: str) -> None:
     """Raise UsageError for a folder of Orbax steps: two that save there would not see each other's checkpoints."""
+    mixed = os.path.lexists(os.path.join(root, CHECK_NAME))
     if holds_stores(root):
         raise UsageError(
             f"{root} holds the steps of pccheck_orbax's managers (it has a folder {HIDDEN}), and nothing was changed: "
             "go on with pccheck_orbax.CheckpointManager there, or give the Checkpointer another directory"
+            + ("; checkpoints of a Checkpointer lie there, too: `pccheck.open` reads them" if mixed else "")
+        )
+    if not mixed and os.path.isdir(root) and holds_steps(root):
+        raise UsageError(
+            f"{root} holds steps of Orbax, which a Checkpointer does not read, and nothing was changed: go on with "
+            "pccheck_orbax.CheckpointManager there, or give the Checkpointer another directory"
         )
 
 

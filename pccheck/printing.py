@@ -55,15 +55,15 @@ def show(reports: list[StoreReport], console: Console, *, verify: bool, now_s: f
     for report in reports:
         _show_store(report, console, now_s)
     valid, damaged = sum(r.valid for r in reports), sum(r.damaged for r in reports)
-    empty = sum(not r.valid for r in reports if not r.is_of_links)
+    empty = sum(not r.valid for r in reports if r.kind == "store" and not r.is_of_links)
     text = Text(f"{_count(valid, 'valid checkpoint')}, " + (f"{damaged} damaged" if damaged else "nothing damaged"))
     text.stylize("bold green" if exit_code(reports) == 0 else "bold red")
-    if empty and len(reports) > 1:
-        text.append(f"; {_count(empty, 'store')} without a valid checkpoint", "bold red")
     worlds = world_reports(reports)
+    whole = sum(not world.missing and not world.damaged for world in worlds)
+    if empty and len(reports) > 1 and not whole:  # a job that went on with fewer ranks leaves empty stores
+        text.append(f"; {_count(empty, 'store')} without a valid checkpoint", "bold red")
     if any(report.rank is not None for report in reports):
         _show_worlds(worlds, console)
-        whole = sum(not world.missing and not world.damaged for world in worlds)
         text.append(f"; {whole or 'no'} checkpoint{'s' * (whole != 1)} of all ranks", "" if whole else "bold red")
     if valid:
         text.append("  (every byte verified)" if verify else "  (payloads not read; --verify reads them)", "dim")

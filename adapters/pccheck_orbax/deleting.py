@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from pccheck_orbax.durable import TEMPORARY, WHOLE, is_live
 from pccheck_orbax.lanes import Lane, renames
-from pccheck_orbax.layout import TRASH
+from pccheck_orbax.layout import TRASH, is_uncommitted
 from pccheck_orbax.trash import Trash
 
 _FOLDERS_POLL_S, _FOLDERS_POLLS = 0.005, 100  # Orbax takes milliseconds; a save refused before it began makes none
@@ -67,7 +67,7 @@ class Deleter:
 
     def drop(self, steps: Sequence[int], lanes: Sequence[Lane]) -> None:
         """Delete steps behind the caller's back, once those of the call before are gone; a failure is a warning."""
-        self._end_all()
+        self.await_gone()
         self._deletions += [(step, self._thread.submit(self._delete, step, lanes)) for step in steps]
 
     def settle(self, step: int) -> None:
@@ -77,18 +77,18 @@ class Deleter:
                 self._end(deleted, deletion)
 
     def discard(self, step: int, *, published: bool = False) -> None:
-        """Have the temporary folder of a failed save removed: it may hold names of slots, which are then not free.
+        """Have the folder of a failed save removed: it may hold names of slots, which are then not free.
 
-        `published`: the step, too, if it got its name.
+        That is a temporary one, or one with the step's name that was not committed by its file; with `published`, also
+        one that was committed.
         """
         if self._trash is None:
             return
         name = self._names.build_name(step)
-        if published:
+        if published or is_uncommitted(os.path.join(self._root, name)):
             self._trash.take(self._root / name)
-        if self._ours:
-            self._trash.take(self._root / (name + TEMPORARY))
-            self._trash.take(self._root / (name + TEMPORARY + WHOLE))
+        self._trash.take(self._root / (name + TEMPORARY))
+        self._trash.take(self._root / (name + TEMPORARY + WHOLE))
 
     def await_folders(self, step: int) -> None:
         """Wait, briefly, for the folders of a save that raised at once: Orbax still makes them, and a retry of that
@@ -101,15 +101,21 @@ class Deleter:
             seen = names
             time.sleep(_FOLDERS_POLL_S)
 
+    def await_gone(self) -> None:
+        """Wait until what was deleted has lost its name; what fails is a warning."""
+        while self._deletions:  # forgotten after the wait: an interrupt of that has not ended them
+            self._end(*self._deletions[0])
+            del self._deletions[0]
+
     def await_room(self, most: int) -> None:
         """Wait until at most `most` of the steps that were deleted still have their files."""
-        self._end_all()
+        self.await_gone()
         if self._trash is not None:
             self._trash.await_room(most)
 
     def drain(self) -> None:
         """Wait until all that was deleted is removed."""
-        self._end_all()
+        self.await_gone()
         if self._trash is not None:
             self._trash.drain()
 
@@ -135,11 +141,6 @@ class Deleter:
                 lane.manager.reload()
         if self._trash is not None and self._subdir is None:
             self._trash.take(self._root / TRASH / name)
-
-    def _end_all(self) -> None:
-        while self._deletions:  # forgotten after the wait: an interrupt of that has not ended them
-            self._end(*self._deletions[0])
-            del self._deletions[0]
 
     def _end(self, step: int, deletion: Future[None]) -> None:
         try:

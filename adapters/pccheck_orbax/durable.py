@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 import orbax.checkpoint as ocp
+from etils import epath
 
 TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 WHOLE = "-whole"  # what a temporary folder's name gets when all is in it, and before all of it is synced
@@ -96,6 +97,16 @@ class DurableRename(ocp.path.atomicity_types.TemporaryPath):
         sync_tree(Path(str(self._whole)))
         os.rename(str(self._whole), str(self._final))
         sync_names(Path(str(self._final)).parent)
+
+
+def make_root(root: str, file_options: Any) -> None:
+    """Make the folder of the steps, and those above it; in a file system their names are synced."""
+    path = Path(root)
+    made = [] if "://" in root else [each for each in (path, *path.parents) if not each.exists()]
+    mode = file_options.path_permission_mode if file_options else None
+    epath.Path(root).mkdir(parents=True, exist_ok=True, mode=mode)
+    for each in made:
+        sync_names(each.parent)
 
 
 def is_live(final_path: Path) -> bool:

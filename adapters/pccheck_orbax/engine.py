@@ -17,7 +17,7 @@ from pccheck import links
 from pccheck.errors import MediumError, OptionError
 from pccheck_orbax.layout import STORES, TRASH, unfinished
 from pccheck_orbax.staging import Staged, clear
-from pccheck_orbax.stores import OPEN
+from pccheck_orbax.stores import OPEN, assert_no_checkpointer
 
 _OURS: dict[str, Any] = {"keep": 0}
 _FIXED = ("keep", "keep_every", "coordinator")
@@ -144,6 +144,7 @@ class Engine:
         folder = os.path.join(root, STORES, item, f"process-{process}")
 
         def make() -> pccheck.Checkpointer:
+            assert_no_checkpointer(root)
             checkpointer = pccheck.Checkpointer(folder, **_OURS, **self._options)
             try:
                 clear(root, item, process, folder)

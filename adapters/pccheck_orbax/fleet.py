@@ -11,12 +11,11 @@ from typing import Any, final
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from etils import epath
 
 from pccheck_orbax import policies
 from pccheck_orbax.deleting import Deleter
-from pccheck_orbax.durable import sync_names, sync_tree
-from pccheck_orbax.finding import find_steps
+from pccheck_orbax.durable import make_root, sync_names, sync_tree
+from pccheck_orbax.finding import assert_there, find_steps, missing, step_names
 from pccheck_orbax.lanes import Lane, lane_options, open_lane, renames
 from pccheck_orbax.policies import StepInfo
 from pccheck_orbax.waiting import meet
@@ -44,16 +43,10 @@ class Fleet:
         self._processes: set[int] | None = set(processes) if len(processes) > 1 else None
         self._primary = ocp.multihost.is_primary_host(multi.primary_host)
         self._turn = 0
-        self._names = options.step_name_format or ocp.path.step.standard_name_format(
-            step_prefix=options.step_prefix,
-            step_format_fixed_length=options.step_format_fixed_length,
-            single_host_load_and_broadcast=options.single_host_load_and_broadcast,
-            temporary_path_cls=options.temporary_path_class,
-            atomicity_options=options.atomicity_options,
-        )
+        self._names = step_names(options)
         self._root = Path(root)
         if options.create and self._primary:
-            self._create(root, options.file_options)
+            make_root(root, options.file_options)
         self._swept = False
         self._deleter = Deleter(
             self._root, options, self._names, local=self._local, primary=self._primary, pending=in_flight,
@@ -65,7 +58,7 @@ class Fleet:
         self.lanes = [self._open(directory, str(i), metadata if i == 0 else None) for i in range(count)]
         self.directory = self.lanes[0].manager.directory
         self._reader: Lane | None = None
-        self._durable = {info.step: info for info in self._on_disk({})}
+        self._durable = {info.step: info for info in self._on_disk(None)}
         self._kept: set[int] = set()  # durable steps that retention has seen, and kept
         self._failures: list[tuple[int, BaseException]] = []
         self._refused: set[int] = set()
@@ -93,6 +86,7 @@ class Fleet:
 
     def reload(self) -> None:
         """Read the disk: steps that came or went by other hands."""
+        self._deleter.await_gone()  # a step on its way out would be booked, and be kept in place of one that is there
         self.poll()
         self._durable = {i.step: i for i in self._on_disk(self._durable) if i.step not in self._saving}
 
@@ -243,7 +237,11 @@ class Fleet:
         lane.settle_files()  # its manager may keep the error of a save that was refused: not of the step to restore
         return lane
 
-    def _on_disk(self, known: dict[int, StepInfo]) -> list[StepInfo]:
+    def assert_there(self, step: int) -> None:
+        """Raise FileNotFoundError for a step that is neither known nor on the disk."""
+        assert_there(step, self._durable, self._names, self.directory)
+
+    def _on_disk(self, known: dict[int, StepInfo] | None) -> list[StepInfo]:
         if self._local and not self._root.is_dir():
             return []
         return find_steps(self.directory, self._names, self._options, self.lanes[0], known)
@@ -252,6 +250,7 @@ class Fleet:
 
     def retain(self, policy: Any) -> None:
         """Delete the durable steps that `policy` does not keep."""
+        self.poll()  # a save that had nothing to do in the background has ended by now
         infos = [info for _, info in sorted(self._durable.items())]
         gone = policies.dropped(policy, infos)
         if infos and self._processes is not None and not policies.clockless(policy):
@@ -283,7 +282,7 @@ class Fleet:
     def delete(self, step: int) -> None:
         """Rename a durable step away, and have it removed. FileNotFoundError where there is none."""
         if step not in self._durable:
-            raise FileNotFoundError(f"there is no step {step} in {self.directory}: it has {self.durable_steps()}")
+            raise missing(step, self._durable, self.directory)
         self._deleter.delete(step, self.lanes)
         del self._durable[step]
 
@@ -304,13 +303,6 @@ class Fleet:
                 errors.append(error)
         if errors:
             raise errors[0]
-
-    def _create(self, root: str, file_options: Any) -> None:
-        made = [path for path in (self._root, *self._root.parents) if not path.exists()] if self._local else []
-        mode = file_options.path_permission_mode if file_options else None
-        epath.Path(root).mkdir(parents=True, exist_ok=True, mode=mode)
-        for path in made:
-            sync_names(path.parent)
 
     def _open(self, directory: Any, name: str, metadata: Any) -> Lane:
         options = lane_options(self._options, name, processes=self._processes, local=self._local)

@@ -85,11 +85,12 @@ def unfinished(root: str, item: str) -> Iterator[str]:
             yield entry.path
             continue
         of_item = os.path.join(entry.path, item)
-        if os.path.isdir(of_item) and _is_uncommitted(entry.path):
+        if os.path.isdir(of_item) and is_uncommitted(entry.path):
             yield of_item
 
 
-def _is_uncommitted(step_folder: str) -> bool:
+def is_uncommitted(step_folder: str) -> bool:
+    """Tell whether Orbax's own record in a step's folder says that it was begun, and nothing that it was committed."""
     if os.path.lexists(os.path.join(step_folder, _COMMITTED)):
         return False
     try:

@@ -194,9 +194,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         handler needs to take its copy. A KeyboardInterrupt is raised when that is taken, and the save goes on; a second
         one at once, and the step is dropped.
 
-        Errors: ClosedError after `close()`; StepAlreadyExistsError where the step is there (with `force`; without,
-        False); the error of an earlier save, with that step in its notes: then this one is not started; whatever the
-        handler raises.
+        Errors: ClosedError after `close()`; with `force` StepAlreadyExistsError where the step is there; the error of
+        an earlier save, with its step in the notes: then this one is not started; whatever the handler raises.
         """
         if self._closed:
             raise ClosedError(f"save({step}) on a closed CheckpointManager({self.directory}): open another one")
@@ -252,14 +251,14 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     ) -> Any:
         """Give what a step holds; None: the latest. Arguments and results as of `ocp.CheckpointManager.restore`.
 
-        Waits for `step` alone where it is in flight. Errors: FileNotFoundError where there is no such step; the error
-        of that step's save.
+        Waits for `step` alone where it is in flight, and raises its error; FileNotFoundError where there is none.
         """
         if directory is None:
             step = self.latest_step() if step is None else int(step)
             if step is None:
                 raise FileNotFoundError(f"no steps in {self.directory}: nothing was saved there")
             self._fleet.settle(step)
+            self._fleet.assert_there(step)
         reader = self._fleet.reader().manager
         return reader.restore(step, items, restore_kwargs=restore_kwargs, directory=directory, args=args)
 
@@ -267,6 +266,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Remove a step, after its save where that runs. FileNotFoundError where there is none."""
         if self._options.read_only:
             return
+        step = int(step)
         self._fleet.settle(step)
         self._fleet.delete(step)
 

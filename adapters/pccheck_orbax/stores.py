@@ -10,6 +10,7 @@ from typing import Any, final
 
 import pccheck
 from pccheck.errors import DeadlineError, PccheckError, UsageError
+from pccheck_orbax.layout import STORES
 
 _LOCK_S = 600.0  # opening reads records and may wait for the lock of a writer that has just died
 
@@ -91,11 +92,24 @@ class Stores:
 
 
 OPEN = Stores()
+_CHECK = "CHECK"  # of every store: docs/format.md
+
+
+def assert_no_checkpointer(root: str) -> None:
+    """Raise UsageError for a folder that a `Checkpointer` of the user's saves in, and no manager of ours yet.
+
+    Once steps lay there, too, the Checkpointer would refuse it.
+    """
+    if os.path.lexists(os.path.join(root, _CHECK)) and not os.path.lexists(os.path.join(root, STORES)):
+        raise UsageError(
+            f"{root} holds checkpoints of a pccheck.Checkpointer (it has a file {_CHECK}), and nothing was changed: "
+            "save Orbax's steps in another directory"
+        )
 
 
 def _identity(folder: str) -> tuple[int, int]:
     try:
-        found = os.stat(os.path.join(folder, "CHECK"))
+        found = os.stat(os.path.join(folder, _CHECK))
     except OSError:
         return (0, 0)
     return (found.st_dev, found.st_ino)

@@ -92,6 +92,12 @@ def holds_stores(path: str | os.PathLike[str]) -> bool:
     return os.path.isdir(hidden) and not os.path.islink(hidden)
 
 
+def holds_steps(path: str | os.PathLike[str]) -> bool:
+    """Tell whether steps that Orbax committed lie in a folder."""
+    folders = (os.path.join(path, name) for name in folders_in(os.fspath(path)))
+    return any(_has(folder, _OF_STEP) and not is_temporary(folder) for folder in folders)
+
+
 def step_of(path: str) -> int | None:
     """Give the step of an Orbax item by the digits at the end of its step folder's name; None where it has none."""
     above = os.path.dirname(path)

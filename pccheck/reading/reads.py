@@ -233,6 +233,12 @@ def _differing(box: Box, holders: Iterable[Sequence[Source]]) -> str:
 
 def no_such_leaf(step: int, path: str, known: Iterable[str]) -> KeyError:
     """Give the error that says that a checkpoint has no leaf at a path, and which of those that it has are like it."""
+    below = [one for one in known if one.startswith(f"{path}/")]
+    if below:
+        return KeyError(
+            f"step {step} has no leaf {path!r}, but {len(below)} below it, such as {below[0]!r}; "
+            "`view.restore().state` has the containers"
+        )
     near = difflib.get_close_matches(str(path), list(known), 3)
     hint = f"did you mean {', '.join(map(repr, near))}?" if near else "`list(view)` names all."
     values = "Numbers and other small values are no leaves: `view.restore().state` has them"
