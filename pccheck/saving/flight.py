@@ -143,6 +143,7 @@ class Flight:
     def _submit(self, save: Save, prepared: Prepared, link: Link | None) -> Launched:
         self._agreement.assert_usable()
         self._start_committer()
+        self._notifier.start()  # here, where it counts as time of `save()`
         room = format.padded(prepared.manifest_room + prepared.manifest_room // 4, _SLOT_ROUND)  # metadata varies
         self._store.ensure(format.PAYLOAD_OFFSET + prepared.payload_bytes + room)
         record, job = self._store.reserve(save.counter, save.step), None

@@ -63,6 +63,17 @@ class Notifier:
         """
         self._hear, self._tick, self._every_s = hear, tick, every_s
 
+    def start(self) -> None:
+        """Start the thread where anybody is to hear of events: else the first event does, and whoever sends it waits.
+
+        Where the system gives no thread now, the next event asks again.
+        """
+        with self._state:
+            wanted = self._observers or self._tick is not None
+            if wanted and self._thread.ident is None and not self._closing:
+                with suppress(RuntimeError):
+                    self._thread.start()
+
     def __call__(self, event: Event) -> None:
         """Queue one event."""
         urgent = False
@@ -73,9 +84,7 @@ class Notifier:
             return
         with self._state:
             self._urgent = self._urgent or urgent
-            if self._thread.ident is None and not self._closing:
-                with suppress(RuntimeError):  # the system gives no thread now: the next event asks again
-                    self._thread.start()
+            self.start()
             if self._observers:
                 if len(self._queue) >= QUEUE_EVENTS:
                     self._queue.popleft()

@@ -166,6 +166,21 @@ def test_a_run_that_saves_seldom_says_that_it_lives(tmp_path, quick):
         until(lambda: noted(tmp_path / "s")[0].uptime_s > first + 0.2, "a sign of life without a save")
 
 
+def test_the_start_of_its_thread_counts_as_time_of_the_save(tmp_path, monkeypatch):
+    """It was on nobody's bill: up to 20 ms where the machine was busy (seen)."""
+    start = threading.Thread.start
+
+    def slowly(thread):
+        if thread.name == "pccheck-notify":
+            time.sleep(0.2)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    with pccheck.Checkpointer(tmp_path, chunk_bytes=64 << 10) as ck:
+        ck.save(0, STATE)
+        assert ck.stats().save_s >= 0.2
+
+
 def test_it_can_be_switched_off(tmp_path):
     with opened(tmp_path / "s", history=False) as ck:
         save(ck, 1, 2)

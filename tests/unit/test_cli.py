@@ -216,6 +216,15 @@ def test_json_of_a_file_and_of_ranks(store: Path, tmp_path: Path) -> None:
     assert "1 store without a valid checkpoint; no checkpoints of all ranks" in text.stdout
 
 
+def test_a_job_that_went_on_with_fewer_ranks_has_nothing_amiss(tmp_path: Path) -> None:
+    for rank, data in enumerate((slot_file(STATE, rank=0, world=1), bytes(70_000))):
+        (tmp_path / f"rank-{rank:05d}").mkdir()
+        (tmp_path / f"rank-{rank:05d}/slot-000.pcc").write_bytes(data)
+    text = run("inspect", tmp_path)
+    assert (text.returncode, "without a valid checkpoint" in text.stdout) == (0, False)
+    assert "1 checkpoint of all ranks" in text.stdout
+
+
 def test_nothing_in_a_file_reaches_the_terminal_as_a_command(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[31m[bold]x[/bold]\r\n"
 

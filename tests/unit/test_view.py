@@ -118,6 +118,8 @@ def test_single_leaves(seen: view.View) -> None:
     found = seen.checkpoint(20).read(["model/b/0", "model/w"])
     np.testing.assert_array_equal(found[0], np.full(3, 20))
     np.testing.assert_array_equal(found[1], W + 20)
+    with pytest.raises(KeyError, match=r"no leaf 'model', but \d below it, such as 'model/"):
+        seen["model"]
     with pytest.raises(KeyError, match=r"did you mean 'model/w'"):
         seen["model/ww"]
     with pytest.raises(KeyError, match=r"`list\(view\)` names all.*`view\.restore\(\)\.state` has them"):
