@@ -92,10 +92,10 @@ def advise(
         state_bytes, parts = _state(state, store)
         wanted = Wanted(
             state_bytes=state_bytes,
-            step_s=parse_seconds(step, field="step_s"),
+            step_s=parse_seconds(step, field="step_s", zero=False),
             mtbf_s=mtbf_s,
             restart_s=None if restart is None else parse_seconds(restart, field="restart_s"),
-            rpo_s=None if rpo is None else parse_seconds(rpo, field="rpo_s"),
+            rpo_s=None if rpo is None else parse_seconds(rpo, field="rpo_s", zero=False),
             dram_bytes=None if dram is None else parse_bytes(dram, field="dram_bytes"),
             storage_bytes=None if storage is None else parse_bytes(storage, field="storage_bytes"),
             slowdown=slowdown,
@@ -153,16 +153,14 @@ def _failures(
     if node_mtbf is not None:
         if nodes is None:
             raise UsageError("--node-mtbf needs --nodes: a job fails as often as all its nodes together")
-        each_s = parse_seconds(node_mtbf, field="node_mtbf")
+        each_s = parse_seconds(node_mtbf, field="node_mtbf", zero=False)
         return each_s / nodes, f"{seconds_text(each_s)} between those of a node, {nodes:,} nodes", ""
     if mtbf in FAILURE_RATES:
         mtbf_s, source = failures_of(mtbf, machines=nodes)
         of = FAILURE_RATES[mtbf].machines if nodes is None else None
         return mtbf_s, source, f"as of {of:,.0f} nodes (`--nodes` tells yours)" if of else ""
     if nodes is not None:
-        raise UsageError(
-            "--nodes goes with --node-mtbf, or with --mtbf spot or dedicated: the job's own MTBF needs none"
-        )
+        raise UsageError(_of_no_nodes(mtbf, trace, nodes))
     if trace is not None:
         read = read_trace(trace)
         if not math.isfinite(read.mtbf_s):
@@ -171,9 +169,19 @@ def _failures(
     if mtbf is None:
         return None, "", ""
     try:
-        return parse_seconds(mtbf, field="mtbf_s"), "", ""
+        return parse_seconds(mtbf, field="mtbf_s", zero=False), "", ""
     except OptionError as error:
         raise OptionError("mtbf_s", mtbf, f"{', '.join(FAILURE_RATES)}; or {error.allowed}") from None
+
+
+def _of_no_nodes(mtbf: str | None, trace: Path | None, nodes: int) -> str:
+    """Say what to write in place of --nodes with what it does not go with."""
+    if trace is not None:
+        return "a trace tells the failures of the whole job: leave --nodes out"
+    if mtbf is None:
+        return f"--nodes tells no failure rate alone: --node-mtbf TIME --nodes {nodes}, or --mtbf spot --nodes {nodes}"
+    told = f"--mtbf {mtbf} is that of the whole job, which needs no --nodes"
+    return f"{told}; if it is a node's: --node-mtbf {mtbf} --nodes {nodes}"
 
 
 def machine_of(probe: Path | None, disk: str | None, stream: str | None, copy: str | None) -> Machine | Rates:

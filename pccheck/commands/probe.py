@@ -129,15 +129,27 @@ def show(machine: Machine, console: Console) -> None:
             seconds_text(sample.worst_durable_s), rate_text(sample.bytes_per_s),
         )  # fmt: skip
     console.print(table)
-    read = "not measured" if machine.read_bytes_per_s is None else rate_text(machine.read_bytes_per_s)
     console.print(f"copying to the pool  {rate_text(machine.copy_bytes_per_s)}   (what save() waits for in copy mode)")
-    console.print(f"reading back         {read}")
+    console.print(f"reading back         {_reading(machine)}", soft_wrap=True)
     console.print(f"a commit             {seconds_text(machine.commit_s)}   (until next to no bytes are durable)")
     console.print(f"save() in lazy mode  {seconds_text(machine.save_s)}\n")
     for note in machine.notes:
         console.print(f"Note: {note}.", markup=False, soft_wrap=True)
     for sentence in meaning(machine):
         console.print(sentence, markup=False, soft_wrap=True)
+
+
+def _reading(machine: Machine) -> str:
+    """Say how fast a checkpoint is read back, and what that rate is."""
+    if machine.read_bytes_per_s is None:
+        return "not measured"
+    how = "an older probe, fresh memory may be in it: probe anew"
+    if machine.reads and machine.worst_read_bytes_per_s is not None:
+        worst = rate_text(machine.worst_read_bytes_per_s)
+        how = "once" if machine.reads == 1 else f"median of {machine.reads}, {worst} at worst"
+        if machine.fresh_memory_bytes_per_s is not None:
+            how += f"; fresh memory: {rate_text(machine.fresh_memory_bytes_per_s)}"
+    return f"{rate_text(machine.read_bytes_per_s):<11} ({how})"
 
 
 def _merged(samples: Iterable[Sample]) -> list[Sample]:

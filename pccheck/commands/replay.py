@@ -23,8 +23,10 @@ from pccheck.replay import places
 from pccheck.replay.comparing import Comparison, compare
 from pccheck.replay.files import read_trace
 from pccheck.replay.jobs import job_of
+from pccheck.replay.schedule import mean_life_s
 from pccheck.replay.trace import Trace
-from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, seconds_text
+from pccheck.tuning.domain import duration as checked_duration
+from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, seconds_text, value_text
 from pccheck.tuning.wanted import FAILURE_RATES, Wanted, failures_of
 
 
@@ -36,6 +38,8 @@ def replay(
     disk: Annotated[str | None, typer.Option(help="Rate of the storage, all writers together: 2GB/s.")] = None,
     stream: Annotated[str | None, typer.Option(help="Rate that one checkpoint alone reaches there.")] = None,
     copy: Annotated[str | None, typer.Option(help="Rate at which the state is copied to host memory.")] = None,
+    dram: Annotated[str | None, typer.Option(help="Most memory for the buffer pool.")] = None,
+    storage: Annotated[str | None, typer.Option(help="Most storage that all slots may take.")] = None,
     restart: Annotated[str | None, typer.Option(help="Time from a failure until training goes on.")] = None,
     mtbf: Annotated[
         str | None, typer.Option(help="That policies are told: 45m, spot, ...; default: of the trace.")
@@ -76,13 +80,14 @@ def replay(
         if plot is not None:
             _make_folder(plot)
         if live:
-            if any((probe, disk, stream, copy, mtbf, in_flight, gains, disk_change, jitter)) or scale != 1:
+            simulated = (probe, disk, stream, copy, dram, storage, mtbf, in_flight, gains, disk_change, jitter)
+            if any(simulated) or scale != 1:
                 raise UsageError("--live measures this machine: options of the simulation such as --disk do not apply")
             settings = _settings(directory, duration, restart, every, step, state, tuned, seed)
             raise typer.Exit(_live(read, contender, settings, plot, as_json=as_json))
         if contender or directory or tuned:
             raise UsageError("--contender, --directory and --tuned go with --live")
-        wanted, told_s = _wanted(state, step, restart), _mtbf_s(mtbf, read)
+        wanted, told_s = _wanted(state, step, restart, dram, storage), _mtbf_s(mtbf, read, scale)
         job, count, assumed = job_of(
             replace(wanted, mtbf_s=told_s), machine_of(probe, disk, stream, copy), in_flight=in_flight,
             storage_changes=_changes(disk_change or []), jitter=jitter, seed=seed,
@@ -94,7 +99,9 @@ def replay(
         if plot is not None:
             _draw(comparison, plot)
     except OptionError as error:
-        _stop(option_text(OptionError(_OPTIONS.get(error.field, error.field), error.value, error.allowed)))
+        if error.field in _OPTIONS:
+            error = OptionError(_OPTIONS[error.field], error.value, error.allowed)
+        _stop(option_text(error))
     except CapacityError as error:
         _stop(f"no room at {error.path}: {_room(error)}; free some, or give a smaller --state or another --directory")
     except PccheckError as error:
@@ -131,23 +138,33 @@ def _stop(text: str) -> None:
 # -- in simulation -----------------------------------------------------------------------------------------------------
 
 
-def _wanted(state: str | None, step: str | None, restart: str | None) -> Wanted:
+def _wanted(state: str | None, step: str | None, restart: str | None, dram: str | None, storage: str | None) -> Wanted:
     if state is None or step is None:
         raise UsageError("give --state SIZE and --step TIME, or --live")
     return Wanted(
         state_bytes=parse_bytes(state, field="state_bytes"),
         step_s=parse_seconds(step, field="step_s"),
         restart_s=None if restart is None else parse_seconds(restart, field="restart_s"),
+        dram_bytes=None if dram is None else parse_bytes(dram, field="dram_bytes"),
+        storage_bytes=None if storage is None else parse_bytes(storage, field="storage_bytes"),
     )
 
 
-def _mtbf_s(mtbf: str | None, trace: Trace) -> float | None:
+def _mtbf_s(mtbf: str | None, trace: Trace, scale: float) -> float | None:
     """Give the mean time between failures that policies are told; None = nothing fails, and none was told."""
     if mtbf in FAILURE_RATES:
         return failures_of(mtbf)[0]
     if mtbf is not None:
         return parse_seconds(mtbf, field="mtbf_s")
-    return trace.mtbf_s if trace.losses else None
+    if not trace.losses:
+        return None
+    try:
+        return checked_duration("mtbf_s", trace.mtbf_s)
+    except OptionError as error:
+        scaled = "" if scale == 1 else f", its times multiplied by --scale {scale:g}"
+        raise UsageError(
+            f"{trace.name}: a failure every {value_text('mtbf_s', trace.mtbf_s)}{scaled}: it must be {error.allowed}"
+        ) from None
 
 
 def _changes(texts: list[str]) -> tuple[tuple[float, float], ...]:
@@ -219,6 +236,8 @@ def _live(trace: Trace, names: list[str] | None, settings: lives.Settings, plot:
         f"about {seconds_text(total_s)} in all",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
+    if short := _too_short(trace, settings):
+        console.print(short, soft_wrap=True, highlight=False, markup=False)
     results = lives.run(trace, chosen, settings, progress=progress)
     if plot is not None and results.outcomes:
         title = f"{trace.name}, {trace.failures} kills in {settings.duration_s:.0f} s"
@@ -230,3 +249,31 @@ def _live(trace: Trace, names: list[str] | None, settings: lives.Settings, plot:
     else:
         live_text.show(results, Console(highlight=False))
     return 1 if results.failed or any(o.refused for o in results.outcomes) else 0
+
+
+_SHORT_LIFE_S, _FAIR_LIFE_S = 1.0, 2.0  # opening and restoring takes tenths of a second, a save about as long
+_DURATIONS_S = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)
+
+
+def _too_short(trace: Trace, settings: lives.Settings) -> str | None:
+    """Warn where processes are killed before they get to do much; None = they live long enough."""
+    if not trace.losses:
+        return None
+    life_s = mean_life_s(trace, settings.duration_s, settings.restart_s)
+    if life_s >= _SHORT_LIFE_S:
+        return None
+    fair = (s for s in _DURATIONS_S if s > settings.duration_s)
+    fair_s = next((s for s in fair if mean_life_s(trace, s, settings.restart_s) >= _FAIR_LIFE_S), None)
+    return (
+        f"{trace.failures:,} kills in {seconds_text(settings.duration_s)} leave about {life_s:.2g} s a life, little to "
+        "train and save in: give "
+        + ("a part of the trace" if fair_s is None else f"--duration {_given(fair_s)} or more")
+    )
+
+
+def _given(seconds: float) -> str:
+    """Give a duration as an option takes it."""
+    for size, unit in ((3600, "h"), (60, "m")):
+        if seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"

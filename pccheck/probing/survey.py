@@ -114,7 +114,7 @@ class _Survey:
         lazy = [t for trial, t in self._found if trial.snapshot == "lazy"]
         # The first look counts where nothing better was had: in copy mode a save takes its copy longer.
         busy = [t for t in lazy if t.sample.in_flight == 1 and not t.sample.pause_s]
-        read = [t.sample.state_bytes / t.read_s for _, t in self._found if t.read_s]
+        read = next((t.read for _, t in self._found if t.read is not None), None)
         first, look = self._found[0][1], self._found[1][1]
         return Machine(
             path=directory,
@@ -127,7 +127,10 @@ class _Survey:
             free_bytes=free_bytes,
             seconds=time.monotonic() - self._began_s,
             copy_bytes_per_s=copied[-1].sample.state_bytes / copied[-1].copy_s,
-            read_bytes_per_s=read[0] if read else None,
+            read_bytes_per_s=read.read_bytes / read.median_s if read else None,
+            worst_read_bytes_per_s=read.read_bytes / read.worst_s if read else None,
+            reads=read.reads if read else 0,
+            fresh_memory_bytes_per_s=read.read_bytes / read.fresh_s if read else None,
             read_past_cache=bool(read) and storage == "direct",
             commit_s=first.sample.durable_s,
             save_s=max(lazy, key=lambda t: t.sample.state_bytes).save_s,

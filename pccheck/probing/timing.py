@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccheck.checkpointer import Checkpointer
-from pccheck.errors import NoValidCheckpointError
+from pccheck.probing.readback import ReadBack, read_back
 from pccheck.probing.trials import LEAST_SAVES, MOST_SAVES, Trial
 from pccheck.saving import sizing
 from pccheck.saving.save import Save
@@ -23,7 +23,6 @@ State = dict[str, NDArray[np.uint8]]
 _LEAVES = 32
 _FILL_BYTES = 4 << 20
 _LEAST_REST_S, _MOST_REST_S = 0.02, 1.0
-_READS = 3
 # Disks of virtual machines were seen to be slow for a second or two after blocks were first written.
 WARM_ROUNDS, WARM_SHARE = 2, 1 / 30  # at least so often, and for such a share of the time that is left
 
@@ -37,14 +36,14 @@ class Timed:
         save_s: median seconds of `save()` itself, its waits not counted.
         copy_s: median seconds that `save()` waited for the copy of the state.
         pipeline: "native" or "portable".
-        read_s: median seconds of a restore; None = none was made.
+        read: the last checkpoint, read back; None = it was not.
     """
 
     sample: Sample
     save_s: float
     copy_s: float
     pipeline: str
-    read_s: float | None = None
+    read: ReadBack | None = None
 
 
 def random_bytes(count: int) -> NDArray[np.uint8]:
@@ -102,7 +101,7 @@ class Stopwatch:
                     break
                 run.save(rest=trial.rests)
             checkpointer.wait()
-            read_s = _read_s(checkpointer, self._until_s) if trial.reads else None
+            read = read_back(self._store, self._until_s) if trial.reads else None
             pipeline = checkpointer.stats().pipeline
             for step in set(checkpointer.steps()):  # else the next trial begins by verifying the newest
                 checkpointer.delete(step)
@@ -114,7 +113,7 @@ class Stopwatch:
             save_s=statistics.median(s.called_s - s.save.slot_wait_s - s.save.copy_wait_s for s in saves),
             copy_s=statistics.median(s.save.copy_wait_s for s in saves),
             pipeline=pipeline,
-            read_s=read_s,
+            read=read,
         )
 
     def _warm_up(self, run: _Run, trial: Trial) -> bool:
@@ -195,14 +194,3 @@ def _sample(trial: Trial, buffer_bytes: int, saves: list[_Stamped], rested_s: li
         buffer_bytes=buffer_bytes, saves=len(saves), durable_s=statistics.median(taken), worst_durable_s=max(taken),
         period_s=max(between_s - pause_s, min(taken) / trial.in_flight), pause_s=pause_s,
     )  # fmt: skip
-
-
-def _read_s(checkpointer: Checkpointer, until_s: float) -> float:
-    times: list[float] = []
-    while not times or (len(times) < _READS and time.monotonic() < until_s):
-        began_s = time.monotonic()
-        restored = checkpointer.restore(branch=False)
-        times.append(time.monotonic() - began_s)
-        if restored is None:
-            raise NoValidCheckpointError(checkpointer.path, ())
-    return statistics.median(times)

@@ -15,7 +15,6 @@ class Flight:
 
     Args:
         step: that it holds.
-        mark_s: work that it holds, in seconds of the trainer.
         start_s: when it was begun.
         left_bytes: to write.
         ready_s: when it may be durable at the earliest; from when all is written, when it is.
@@ -24,7 +23,6 @@ class Flight:
     """
 
     step: int
-    mark_s: float
     start_s: float
     left_bytes: float
     ready_s: float

@@ -15,7 +15,7 @@ class Job:
     """One training job and its storage, as the simulation sees them.
 
     Attributes:
-        step_s: seconds of a step without checkpoints, above 0.
+        step_s: seconds of a step without checkpoints, the mean; above 0.
         state_bytes: of one checkpoint, 1 or more.
         storage: rates of one stream and of all together, and the fixed cost of a commit.
         stall_s: seconds of the trainer that each save costs besides waiting for a slot, interference included; 0 or
@@ -23,7 +23,8 @@ class Job:
         restart_s: seconds from a kill until the new process begins to load; 0 or more.
         load_s: seconds that it then takes to load the state, where one is durable; 0 or more.
         storage_changes: (seconds, factor): from then on, storage has `factor` times its rates (1e-6 to 1e6).
-        jitter: coefficient of variation of the times of steps and of the sizes of writes, 0 to 1: other people's load.
+        jitter: coefficient of variation of the time of each step and of the size of each write, 0 to 1: that of n steps
+            together is jitter / sqrt(n). A step takes as long whenever it is done, and whatever policy saves.
         seed: of the jitter.
 
     Raises OptionError for a value out of range. Immutable.
@@ -62,14 +63,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one policy made of a trace. `useful_s + lost_s + stall_s + down_s` is `wall_s`, but for jitter.
+    """What one policy made of a trace. `useful_s + lost_s + stall_s + down_s` is `wall_s`.
 
     Attributes:
         policy: its name.
-        goodput: useful work over wall time, 0 to 1: steps that count, times the seconds of a step, over the time.
+        goodput: useful work over wall time, 0 to 1.
         wall_s: how long the trace lasted.
         steps: that count at the end: the last durable one if the trace ended with a kill, else all that were done.
-        useful_s: those steps, in seconds of undisturbed work.
+        useful_s: what those steps take where nothing disturbs them.
         lost_s: work that kills undid, the step that was under way included.
         stall_s: what saves kept the trainer from, waits for a slot included.
         slot_wait_s: of it, waits because `in_flight` checkpoints were under way.

@@ -8,6 +8,7 @@ from typing import final
 from pccheck.control.deciding import LEAST_STEPS, LOOK_STEPS, Decider, Glance, Word
 from pccheck.replay.job import Job, Outcome
 from pccheck.replay.policy import Policy, Watch
+from pccheck.replay.steptimes import StepTimes
 from pccheck.replay.timeline import Segment, Timeline
 from pccheck.replay.trace import Trace
 from pccheck.tuning import checkfreq, checkfreq_retuned
@@ -176,14 +177,15 @@ def ideal(job: Job, trace: Trace) -> Outcome:
     """Give what no policy can beat: checkpoints cost nothing, and a kill only the restart, without loading."""
     now, up_s, down_s, kills, kills_down = 0.0, 0.0, 0.0, 0, 0
     down_until = 0.0
+    times = StepTimes(job.step_s, job.jitter, job.seed)
     segments: list[Segment] = []
     marks: list[tuple[float, int, int]] = []
     for stop in [*trace.losses, trace.end_s]:
         resumed = min(max(now, down_until), stop)
-        first = math.floor(up_s / job.step_s + 1e-9)
+        first = times.done(0, up_s)
         down_s += resumed - now
         up_s += stop - resumed
-        last = math.floor(up_s / job.step_s + 1e-9)
+        last = times.done(0, up_s)
         segments += [Segment("down", now, resumed, first, first)] * (resumed > now)
         segments += [Segment("work", resumed, stop, first, last)] * (stop > resumed)
         if len(marks) < trace.failures:
@@ -195,7 +197,7 @@ def ideal(job: Job, trace: Trace) -> Outcome:
         policy="ideal",
         goodput=up_s / trace.end_s,
         wall_s=trace.end_s,
-        steps=math.floor(up_s / job.step_s + 1e-9),
+        steps=times.done(0, up_s),
         useful_s=up_s,
         lost_s=0.0,
         stall_s=0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 from pccheck.tuning.windows import Window
@@ -11,7 +12,7 @@ class Watch:
     """What a trainer measures between two decisions. Not thread-safe.
 
     Args:
-        noise: standard deviation of a step time, as a share of it, of which the trainer knows.
+        noise: standard deviation of the time of one step, as a share of it, of which the trainer knows.
 
     Attributes:
         running: saves under way.
@@ -58,7 +59,7 @@ class Watch:
             stall_s=self.stall_s,
             slot_wait_s=self.slot_wait_s,
             held_back=self.held_back,
-            error_s=self._noise * self.steps * step_s,
+            error_s=self._noise * math.sqrt(self.steps) * step_s,
         )
 
 

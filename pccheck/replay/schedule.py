@@ -29,3 +29,9 @@ def lives(trace: Trace, restart_s: float) -> tuple[Life, ...]:
     if up_s < trace.end_s and not trace.killed_at_end:
         found.append(Life(up_s, trace.end_s, killed=False))
     return tuple(found)
+
+
+def mean_life_s(trace: Trace, duration_s: float, restart_s: float) -> float:
+    """Give how long a process lives, the mean, if a trace with losses is played in `duration_s` seconds (above 0)."""
+    plan = lives(trace.scaled(duration_s / trace.end_s), restart_s)
+    return sum(life.end_s - life.start_s for life in plan) / len(plan)

@@ -2,7 +2,7 @@
 
 Events, not steps: from save to save, with writes that share storage meanwhile. A kill comes when the trace says, be the
 job at work, waiting, restarting, or redoing what an earlier kill undid. It drops the saves under way; of those that are
-durable, the newest counts, in whatever order they became so.
+durable, the newest counts, in whatever order they became so. How long a step takes depends on its number alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pccheck.errors import OptionError, UsageError
 from pccheck.replay.disk import Disk, Flight
 from pccheck.replay.job import Job, Outcome
 from pccheck.replay.policy import Policy, Watch
+from pccheck.replay.steptimes import StepTimes, factor
 from pccheck.replay.timeline import Segment, SegmentKind, Timeline
 from pccheck.replay.trace import Trace
 
@@ -84,11 +85,10 @@ class _Run:
         self._stops.reverse()
         self._gains = [*reversed(trace.gains)] if gains else []
         self._disk = Disk(job)
-        self._steps_dice, self._writes_dice = random.Random(job.seed), random.Random(job.seed + 1)
+        self._times = StepTimes(job.step_s, job.jitter, job.seed)
+        self._writes_dice = random.Random(f"writes {job.seed}")
         self._now = 0.0
-        self._step = self._saved_step = 0
-        self._mark_s = 0.0  # work that the present step holds: the time that its steps took when they were kept
-        self._durable_step, self._durable_mark_s = 0, 0.0
+        self._step = self._saved_step = self._durable_step = 0
         self._spent = {"work": 0.0, "slot": 0.0, "stall": 0.0, "down": 0.0, "load": 0.0}
         self._is_down = False
         self._watch = Watch(job.jitter)
@@ -114,16 +114,16 @@ class _Run:
             interval = self._policy.interval
             if (not self._intervals or self._intervals[-1][1] != interval) and len(self._intervals) < _MOST_CHANGES:
                 self._intervals.append((self._now, interval))
-            pace_s = self._job.step_s * _factor(self._steps_dice, self._job.jitter)
             steps = interval
             if self._gains:
-                steps = min(interval, max(0, math.ceil((self._gains[-1] - self._now) / pace_s)))
-            self._work(steps, pace_s)
+                left_s = self._gains[-1] - self._now
+                steps = min(interval, max(1, self._times.begun(self._step, left_s))) if left_s > 0 else 0
+            self._work(steps)
             if steps < interval:
                 self._hand_over()
                 continue
             while more := self._policy.asked(self._seen()):
-                self._work(more, pace_s)
+                self._work(more)
             self._save()
 
     def _seen(self) -> Watch:
@@ -135,21 +135,21 @@ class _Run:
     def _is_full(self) -> bool:
         return len(self._disk.flights) >= self._policy.in_flight
 
-    def _work(self, steps: int, pace_s: float) -> None:
+    def _work(self, steps: int) -> None:
         """Do steps; of the one in which the trace stops it, nothing is left."""
         begin_s, first = self._now, self._step
         done = 0
         try:
-            self._until(begin_s + steps * pace_s, "work")
+            self._until(begin_s + self._times.seconds(first, first + steps), "work")
             done = steps
         except _Stopped:
-            done = min(steps, math.floor((self._now - begin_s) / pace_s + 1e-9))
+            done = min(steps, self._times.done(first, self._now - begin_s))
             raise
         finally:
             self._step += done
-            self._mark_s += done * pace_s
-            clean = math.floor((self._now - max(begin_s, self._busy_s)) / pace_s + 1e-9)
-            self._watch.worked(done, done * pace_s, min(done, 0 if self._disk.flights else clean))
+            disturbed = self._times.begun(first, self._busy_s - begin_s)
+            clean = 0 if self._disk.flights else max(0, done - disturbed)
+            self._watch.worked(done, self._times.seconds(first, self._step), clean)
             if self._recorder is not None:
                 self._recorder.spent("work", begin_s, self._now, first, self._step)
 
@@ -165,8 +165,8 @@ class _Run:
         self._watch.saves += 1
         while self._is_full():
             self._until(self._disk.next_s(), "slot")
-        size = self._job.state_bytes * _factor(self._writes_dice, self._job.jitter)
-        flight = Flight(self._step, self._mark_s, self._now, size, self._now + self._job.stall_s)
+        size = self._job.state_bytes * factor(self._writes_dice, self._job.jitter)
+        flight = Flight(self._step, self._now, size, self._now + self._job.stall_s)
         self._disk.begin(flight)
         self._saved_step = self._step
         if self._recorder is not None:
@@ -205,7 +205,6 @@ class _Run:
         self._disk.clear()
         self._is_down = True
         self._step = self._saved_step = self._durable_step
-        self._mark_s = self._durable_mark_s
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -216,8 +215,7 @@ class _Run:
             self._counts["durable"] += 1
             self._watch.landed(at_s - flight.start_s, flight.service_s)
             self._busy_s = at_s
-            if flight.step > self._durable_step:
-                self._durable_step, self._durable_mark_s = flight.step, flight.mark_s
+            self._durable_step = max(self._durable_step, flight.step)
             if self._recorder is not None:
                 self._recorder.flights.append((flight.start_s, at_s, True))
         self._spent[kind] += self._now - start_s
@@ -232,7 +230,7 @@ class _Run:
 
     def _outcome(self) -> Outcome:
         wall_s, recorder, timeline = self._trace.end_s, self._recorder, None
-        useful_s = self._step * self._job.step_s
+        useful_s = self._times.seconds(0, self._step)
         if recorder is not None:
             timeline = Timeline(
                 segments=tuple(recorder.segments),
@@ -247,7 +245,7 @@ class _Run:
             wall_s=wall_s,
             steps=self._step,
             useful_s=useful_s,
-            lost_s=self._spent["work"] - self._mark_s,
+            lost_s=max(0.0, self._spent["work"] - useful_s),
             stall_s=self._spent["slot"] + self._spent["stall"],
             slot_wait_s=self._spent["slot"],
             down_s=self._spent["down"] + self._spent["load"],
@@ -256,11 +254,3 @@ class _Run:
             timeline=timeline,
             **self._counts,
         )
-
-
-def _factor(dice: random.Random, spread: float) -> float:
-    """Give a factor around 1 (log-normal with mean 1) with this coefficient of variation."""
-    if not spread:
-        return 1.0
-    variance = math.log1p(spread * spread)
-    return dice.lognormvariate(-variance / 2, math.sqrt(variance))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pccheck.errors import OptionError, UsageError
 
 MOST_ROWS = 1_000_000  # of one trace; more is refused rather than simulated for hours
+LONGEST_S = 1e10  # from the start of a trace that is read to its end, 317 years: no rate of failures is lower elsewhere
 
 
 class TraceError(UsageError):
@@ -117,7 +118,7 @@ def parse_trace(text: str, *, name: str = "trace") -> Trace:
     and at last, if wanted, an `end`; without it the trace ends with its last row.
 
     Raises TraceError, with the line, for anything else: a wrong header, a number that is none, times that do not rise,
-    nothing alive at the start, rows after the end, more than a million rows.
+    nothing alive at the start, rows after the end, times more than 317 years after the start, more than a million rows.
     """
     rows = _rows(text, name)
     line, header = next(rows, (1, []))
@@ -157,6 +158,8 @@ def _of_counts(rows: Iterable[tuple[int, list[str]]], width: int, name: str) -> 
             start_s, alive = time_s, count
         elif time_s <= last_s:
             raise TraceError(name, line, f"time {time_s} does not come after {last_s}")
+        elif time_s - start_s > LONGEST_S:
+            raise TraceError(name, line, f"time {time_s} is more than {LONGEST_S:.0e} s after the start, at {start_s}")
         elif alive:
             end_s = time_s - start_s
             if count != alive:
@@ -188,6 +191,8 @@ def _of_events(rows: Iterable[tuple[int, list[str]]], width: int, name: str) -> 
             raise TraceError(name, line, f"{event[:20]!r} is none of 'loss', 'gain', 'end'")
         if seconds <= last_s:
             raise TraceError(name, line, f"second {seconds} does not come after {last_s}")
+        if seconds - start_s > LONGEST_S:
+            raise TraceError(name, line, f"second {seconds} is more than {LONGEST_S:.0e} after the start, at {start_s}")
         last_s, ended = seconds, event == "end"
         if not ended:
             times[event].append(seconds - start_s)

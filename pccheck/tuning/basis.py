@@ -129,7 +129,7 @@ def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
         copies = min(machine.copy_bytes_per_s, machine.device_copy_bytes_per_s)
         assumptions.append(f"the state is copied to host memory at {rate_text(copies)} (`--copy`, or the probe's file)")
     assumptions.append(_interference(machine))
-    restart_s = _restart_s(wanted, machine.read_bytes_per_s, "the probe read", assumptions)
+    restart_s = _restart_s(wanted, machine.read_bytes_per_s, f"the probe read{_how_read(machine)}", assumptions)
     # Where each checkpoint has one stream, the writers follow in_flight: they make no setting of their own.
     settings = {
         Setting(writers=s.writers, writers_per_checkpoint=s.writers_per_checkpoint, chunk_bytes=s.chunk_bytes).of(1)
@@ -144,6 +144,21 @@ def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
         restart_s=restart_s,
         assumptions=tuple(assumptions),
     )
+
+
+def _how_read(machine: Machine) -> str:
+    """Say what the rate at which a probe read is."""
+    if not machine.reads or machine.worst_read_bytes_per_s is None:
+        how = "an older probe, fresh memory may be in it: probe anew"
+    else:
+        worst = rate_text(machine.worst_read_bytes_per_s)
+        how = "once" if machine.reads == 1 else f"median of {machine.reads}, {worst} at worst"
+        if machine.fresh_memory_bytes_per_s is None:
+            how += "; fresh memory is not counted"
+        else:
+            fresh = rate_text(machine.fresh_memory_bytes_per_s)
+            how += f"; fresh memory, which came at {fresh} there, is not counted"
+    return f"{'' if machine.read_past_cache else ' through the page cache'} ({how})"
 
 
 def _shared(machine: Machine, ranks: int) -> Machine:

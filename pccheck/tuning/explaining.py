@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pccheck.tuning import limits
 from pccheck.tuning.basis import Basis
 from pccheck.tuning.helping import Budget, Help, total_rate
 from pccheck.tuning.planning import Outcome, Plan
@@ -13,6 +14,7 @@ from pccheck.tuning.wanted import Wanted
 
 _MUCH = 0.25  # of the time between failures: from here on no interval helps much
 _FULL = 0.8  # of the rate of storage
+_ROUNDING = 2e-9  # of a slowdown: the least that can be told from 1 is twice that above it
 _LITTLE = 0.001  # of the time: less is next to nothing
 _VARIES = 1.5  # worst over median: from here on a second checkpoint in flight bridges slow spells
 
@@ -39,6 +41,7 @@ def meaning(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
     share = seen.stall_s / seen.work_s
     if share >= _LITTLE:
         yield _stall(wanted, basis, plan, share)
+    yield from limits.cost(wanted, basis, plan)
     if seen.slowdown > 1 + share + 1e-6:
         yield (
             f"Storage sets the pace: saves wait for a slot, and training takes {seen.slowdown:.3f} times as long, "
@@ -173,7 +176,7 @@ def binding(wanted: Wanted, basis: Basis, plan: Plan, budget: Budget | None) -> 
 
 def _limit(wanted: Wanted) -> str:
     if wanted.slowdown_limits_stalls:
-        return f"a slowdown of at most {1 + wanted.stall_allowed:g}"
+        return f"a slowdown of at most {limits.ratio_text(1 + wanted.stall_allowed)}"
     return f"at most {100 * wanted.stall_allowed:g}% of the time"
 
 
@@ -190,10 +193,12 @@ def unreachable(wanted: Wanted, plan: Plan) -> Iterator[str]:
             f"{seconds_text(choice.oldest_s)}, with a save {_every(choice.interval)}, durable after "
             f"{seconds_text(plan.outcome.durable_s)}."
         )
-    if wanted.slowdown is not None and plan.outcome.slowdown > wanted.slowdown + 1e-6:
+    # Only 1 itself is: any other is reached by saving rarely enough.
+    if wanted.slowdown is not None and plan.outcome.slowdown > wanted.slowdown + _ROUNDING:
         yield (
-            f"A slowdown of {wanted.slowdown:g} is out of reach, as every save costs the trainer "
-            f"{seconds_text(plan.outcome.stall_s)}: this is one of {plan.outcome.slowdown:.4f}."
+            f"A slowdown of {limits.ratio_text(wanted.slowdown)} is out of reach, as every save costs the trainer "
+            f"{seconds_text(plan.outcome.stall_s)}: this is one of {plan.outcome.slowdown:.4f}, and any above 1 can be "
+            "asked for."
         )
 
 

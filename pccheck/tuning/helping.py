@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from pccheck.errors import OptionError
+from pccheck.tuning import limits
 from pccheck.tuning.basis import Basis
 from pccheck.tuning.machine import Machine
 from pccheck.tuning.planning import WORTH, WORTH_LOST, Plan, best_plan
@@ -97,9 +98,8 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
         return lambda: best_plan(replace(wanted, **changes), basis)  # type: ignore[arg-type]
 
     yield "storage twice as fast", of(_faster_storage(wanted, basis, 2))
-    if not plan.choice.feasible and (times := _times_needed(wanted, basis)):
-        rate = rate_text(times * wanted.ranks * total_rate(basis))
-        yield f"storage {times:.3g} times as fast, {rate}", of(_faster_storage(wanted, basis, times))
+    keep_it = [] if plan.choice.feasible else list(_what_keeps_it(wanted, basis))
+    yield from keep_it
     if plan.in_flight < MOST_IN_FLIGHT:
         more = plan.in_flight + 1
         yield f"in_flight={more}", lambda: best_plan(replace(wanted, max_in_flight=more), basis, in_flight=more)
@@ -114,10 +114,11 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
             yield f"a {budget} of {bytes_text(size)}", partial(best_plan, any_wanted, any_basis)
     if wanted.snapshot == "copy":
         yield 'snapshot="lazy"', of(snapshot="lazy")
-    if plan.choice.binds == "stall" and wanted.stall_allowed <= 0.25:
+    looser = any(what.endswith("allowed") for what, _ in keep_it)
+    if plan.choice.binds == "stall" and not looser and wanted.stall_allowed <= 0.25:
         share = 2 * wanted.stall_allowed
         if wanted.slowdown_limits_stalls:
-            yield f"a slowdown of up to {1 + share:g} allowed", of(slowdown=1 + share)
+            yield f"a slowdown of up to {limits.ratio_text(1 + share)} allowed", of(slowdown=1 + share)
         else:
             yield f"stalls of up to {100 * share:g}% allowed", of(stall_fraction=share)
     if wanted.mtbf_s is not None:
@@ -125,6 +126,21 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
             half = basis.restart_s / 2
             yield f"restarts in half the time, {seconds_text(half)}", of(replace(basis, restart_s=half))
         yield "half as many failures", of(mtbf_s=2 * wanted.mtbf_s)
+
+
+def _what_keeps_it(wanted: Wanted, basis: Basis) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Give what keeps a recovery point that is out of reach: storage's rate, looser limits, or the two together."""
+    times, looser = _times_needed(wanted, basis), limits.least_that_keep_it(wanted, basis)
+    if looser is not None:
+        yield looser[0], partial(best_plan, looser[1], basis)
+    also, free = "", wanted
+    if times is None and looser is None and limits.are_set(wanted):
+        free = limits.lifted(wanted)
+        times, also = _times_needed(free, basis), f", and no limit on {limits.names(wanted)}"
+    if times is not None:
+        rate = rate_text(times * wanted.ranks * total_rate(basis))
+        what = f"storage {times:.3g} times as fast, {rate}{also}"
+        yield what, partial(best_plan, free, _faster_storage(wanted, basis, times))
 
 
 def _times_needed(wanted: Wanted, basis: Basis) -> float | None:

@@ -68,7 +68,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         free_bytes: of the file system that are free for this user.
         seconds: that the probe took.
         copy_bytes_per_s: at which `save()` in copy mode copies from host memory to the pool.
-        read_bytes_per_s: of a restore, past the page cache where `read_past_cache`; None = not measured.
+        read_bytes_per_s: at which a checkpoint is read back and verified, the median, into memory that was touched
+            before; past the page cache where `read_past_cache`; None = not measured.
+        worst_read_bytes_per_s: the slowest read; None = not known, as of older probes.
+        reads: how many there were; 0 = an older probe's restores, each into fresh memory.
+        fresh_memory_bytes_per_s: at which memory came that was not touched before; None = not known. A restore may
+            have to wait for it; on virtual machines it can be slower than storage.
         read_past_cache: whether the medium can read past the page cache.
         commit_s: fixed cost of a checkpoint: seconds until one of next to no bytes is durable.
         save_s: seconds that `save()` in lazy mode keeps its caller.
@@ -91,6 +96,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seconds: NotNegative
     copy_bytes_per_s: BytesPerS
     read_bytes_per_s: BytesPerS | None = None
+    worst_read_bytes_per_s: BytesPerS | None = None
+    reads: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+    fresh_memory_bytes_per_s: BytesPerS | None = None
     read_past_cache: bool = False
     commit_s: NotNegative
     save_s: NotNegative

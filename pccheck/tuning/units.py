@@ -56,12 +56,14 @@ def parse_rate(text: str, *, field: str = "rate") -> float:
     return rate
 
 
-def parse_seconds(text: str, *, field: str = "duration") -> float:
+def parse_seconds(text: str, *, field: str = "duration", zero: bool = True) -> float:
     """Read a duration in seconds: "2" (seconds), "350ms", "45m" (minutes), "2 h", "1h30m", "1d".
 
     Raises:
-        OptionError: anything else, also nothing at all, less than 10**-9 seconds but not 0, and more than 10**10.
+        OptionError: anything else, also nothing at all, less than 10**-9 seconds but not 0, more than 10**10, and
+            without `zero` 0.
     """
+    above_0 = "" if zero else "greater than 0, from 10**-9 s to 10**10 s: "
     value = text.strip()
     unit = "|".join(sorted(_SECONDS, key=len, reverse=True))
     if re.fullmatch(_NUMBER, value, re.ASCII):
@@ -75,9 +77,11 @@ def parse_seconds(text: str, *, field: str = "duration") -> float:
     elif value.lower().lstrip("+-") in ("inf", "infinity", "nan"):
         raise OptionError(field, text, f"finite: leave it out, or give {_DURATION_FORMS}")
     else:
-        raise OptionError(field, text, _range(text, None, "0 s", "10**10 s") + _DURATION_FORMS)
-    if seconds and not LEAST_S <= seconds <= MOST_S:
-        raise OptionError(field, text, _range(text, seconds, "0, or 10**-9 s,", "10**10 s") + _DURATION_FORMS)
+        wrong = _range(text, None, "0 s", "10**10 s")
+        raise OptionError(field, text, ((wrong and above_0) or wrong) + _DURATION_FORMS)
+    if not (LEAST_S <= seconds <= MOST_S or (zero and seconds == 0)):
+        wrong = above_0 or _range(text, seconds, "0, or 10**-9 s,", "10**10 s")
+        raise OptionError(field, text, wrong + _DURATION_FORMS)
     return seconds
 
 

@@ -7,13 +7,13 @@ from typing import Literal
 
 from pccheck.errors import OptionError
 from pccheck.options import MIB, check_whole_number
-from pccheck.tuning.domain import duration, ratio, share
+from pccheck.tuning.domain import LEAST_SHARE, duration, ratio, share
 from pccheck.tuning.units import bytes_text
 
 MOST_IN_FLIGHT = 8  # storage is full long before: two to four at once are enough (PCcheck, ASPLOS 2025)
 SLOWDOWN, STALL_FRACTION = 1.05, 0.05  # limits where it is not known what failures cost
 ANY_STALL = 1 - 1e-9  # no limit
-LEAST_OVERHEAD = 0.001  # each save costs something: a slowdown of 1 is out of reach
+LEAST_OVERHEAD = 0.001  # each save costs something: a slowdown of 1 is out of reach, and this is advised instead
 LEAST_POOL = 32 * MIB  # two chunks of the default size: the least a pool may hold
 
 
@@ -72,7 +72,8 @@ class Wanted:
         dram_bytes: most that the buffer pool of one rank may take, at least 32 MiB.
         storage_bytes: most that all slots of all ranks together may take.
         slowdown: the most that checkpoints may stretch the training, by stalls and waits for storage together, a
-            ratio >= 1 (PCcheck's q); None = 1.05, and with mtbf_s no limit: the best interval weighs it.
+            ratio >= 1 (PCcheck's q); 1 itself is out of reach, as every save costs something, and 1.001 is advised
+            instead, but any above it can be kept; None = 1.05, and with mtbf_s no limit: the best interval weighs it.
         stall_fraction: the most of the training time that copying may take, above 0 and below 1 (CheckFreq's p);
             None = all that the slowdown allows, else 0.05, and with mtbf_s no limit: the best interval weighs it.
         rpo_s: recovery-point objective: no failure may lose more work than this.
@@ -137,7 +138,8 @@ class Wanted:
     def stall_allowed(self) -> float:
         """The limit on the share of stalls that holds: what was told, and no more than the slowdown leaves."""
         if self.slowdown is not None:
-            return min(ANY_STALL, self.stall_fraction or ANY_STALL, max(self.slowdown - 1, LEAST_OVERHEAD))
+            overhead = max(self.slowdown - 1, LEAST_SHARE) if self.slowdown > 1 else LEAST_OVERHEAD
+            return min(ANY_STALL, self.stall_fraction or ANY_STALL, overhead)
         if self.stall_fraction is None:
             return STALL_FRACTION if self.mtbf_s is None else ANY_STALL
         return self.stall_fraction

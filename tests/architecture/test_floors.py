@@ -15,7 +15,7 @@ FLOORS = {
     | {"commands.probe"},
     3: {"control.controller", "control.council", "control.lastsave", "control.sensors"}
     | {"checkpointer", "recovery", "view", "links"}
-    | {"probing", "probing.place", "probing.survey", "probing.timing", "probing.trials"},
+    | {"probing", "probing.place", "probing.survey", "probing.timing", "probing.trials", "probing.readback"},
     2: {"arguments", "store.store", "store.opening", "store.slots", "store.check", "store.books", "store.history"}
     | {"ranks.coordination", "ranks.agreement", "ranks.channel", "ranks.shared_directory", "store.settling"}
     | {"store.neighbours", "store.locking", "store.releasing", "store.disowning", "saving.linkpath"}
@@ -41,9 +41,9 @@ FLOORS = {
     | {"tuning", "tuning.bills", "tuning.checkfreq", "tuning.domain", "tuning.goodput", "tuning.intervals"}
     | {"tuning.optimum", "tuning.storage"}
     | {"tuning.advice", "tuning.basis", "tuning.comparing", "tuning.explaining", "tuning.helping", "tuning.planning"}
-    | {"tuning.units", "tuning.wanted", "tuning.room"}
+    | {"tuning.units", "tuning.wanted", "tuning.room", "tuning.limits"}
     | {"replay", "replay.trace", "replay.job", "replay.disk", "replay.simulation", "replay.policies"}
-    | {"replay.comparing", "replay.policy", "replay.jobs"}
+    | {"replay.comparing", "replay.policy", "replay.jobs", "replay.steptimes"}
     | {"replay.chronicle", "replay.schedule", "replay.timeline", "replay.told", "replay.training"}
     | {"tuning.law", "tuning.stalls", "tuning.tries", "tuning.windows", "control", "control.meter", "control.rescue"}
     | {"control.asked", "control.deciding", "control.excess"}

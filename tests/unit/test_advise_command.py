@@ -219,6 +219,13 @@ def test_the_size_of_a_job_is_that_of_all_its_ranks(tmp_path: Path) -> None:
     assert as_json("--store", tmp_path / "job", "--step", "1", "--ranks", "4")["wanted"]["ranks"] == 4
 
 
+def test_a_slowdown_below_a_tenth_of_a_percent_is_reached() -> None:
+    done = run("advise", "--state", "80GB", "--step", "2s", "--mtbf", "6h", "--slowdown", "1.0009")
+    assert (done.returncode, "out of reach" in done.text) == (0, False)
+    assert "save every 3,337 steps" in done.text
+    assert "The wish for a slowdown of at most 1.0009 costs useful time: without it" in done.text
+
+
 def test_a_wish_out_of_reach_ends_with_status_1_and_the_nearest() -> None:
     done = run(*SPOT, "--rpo", "100s")
     assert done.returncode == 1
@@ -240,7 +247,15 @@ WRONG = [
     ),
     (
         ("--state", "80GB", "--step", "2", "--mtbf", "1h", "--nodes", "2"),
-        "--nodes goes with --node-mtbf, or with --mtbf spot or dedicated: the job's own MTBF needs none",
+        "--mtbf 1h is that of the whole job, which needs no --nodes; if it is a node's: --node-mtbf 1h --nodes 2",
+    ),
+    (
+        ("--state", "80GB", "--step", "2", "--nodes", "2"),
+        "--nodes tells no failure rate alone: --node-mtbf TIME --nodes 2, or --mtbf spot --nodes 2",
+    ),
+    (
+        ("--state", "80GB", "--step", "2", "--trace", "nowhere.csv", "--nodes", "2"),
+        "a trace tells the failures of the whole job: leave --nodes out",
     ),
     (
         ("--state", "80GB", "--step", "2", "--mtbf", "shared", "--nodes", "2"),
@@ -260,7 +275,19 @@ WRONG = [
         ("--state", "80GB", "--step", "2", "--disk", "1GB/s", "--stream", "3GB/s"),
         "--stream 3 GB/s is not allowed: it must be at most the disk's 1 GB/s",
     ),
-    (("--state", "80GB", "--step", "0"), "--step 0 s is not allowed"),
+    *(
+        (
+            ("--state", "80GB", "--step", "2", option, value),
+            f"{option} {value} is not allowed: it must be greater than 0, from 10**-9 s to 10**10 s: seconds, or a",
+        )
+        for option in ("--step", "--rpo", "--node-mtbf")
+        for value in ("0", "-2", "0s", "-5m", "0.0000000001", "99999999999")
+    ),
+    (
+        ("--state", "80GB", "--step", "2", "--mtbf", "0"),
+        "--mtbf 0 is not allowed: it must be spot, shared, dedicated; or greater than 0, from 10**-9 s",
+    ),
+    (("--state", "80GB", "--step", "2", "--restart", "-2"), "--restart -2 is not allowed: it must be at least 0 s"),
     (("--state", "80GB", "--step", "2", "--probe", "nowhere.json"), "nowhere.json"),
     (("--state", "80GB", "--step", "2", "--trace", "nowhere.csv"), "nowhere.csv"),
     (("--store", "nowhere", "--step", "2"), "nowhere"),
@@ -274,6 +301,7 @@ def test_what_is_wrong_is_named_by_its_option(
     arguments: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    arguments = (*arguments, *(("--nodes", "2") if arguments[-2] == "--node-mtbf" and "1d" not in arguments else ()))
     if "--plot" in arguments:
         pytest.importorskip("matplotlib")
     done = run("advise", *arguments)

@@ -61,6 +61,15 @@ def test_json_round_trip():
     assert json.loads(found.to_json())["samples"][1]["writers_per_checkpoint"] == 1
 
 
+def test_a_file_of_an_older_probe_is_read():
+    facts = json.loads(machine(sample(GB, 1, 0.1), read_bytes_per_s=2.0 * GB).to_json())
+    for new in ("reads", "worst_read_bytes_per_s", "fresh_memory_bytes_per_s"):
+        del facts[new]
+    found = Machine.from_json(json.dumps(facts).encode())
+    assert (found.read_bytes_per_s, found.reads) == (2.0 * GB, 0)
+    assert found.worst_read_bytes_per_s is found.fresh_memory_bytes_per_s is None
+
+
 def sample_json() -> bytes:
     return msgspec.json.encode(sample(GB, 1, 0.1))
 

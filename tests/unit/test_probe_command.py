@@ -220,6 +220,24 @@ def test_notes_are_shown_and_text_is_no_markup():
     assert "reading back         not measured" in text.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"reads": 7, "worst_read_bytes_per_s": 1.5 * GB, "fresh_memory_bytes_per_s": 0.2 * GB},
+            "2 GB/s      (median of 7, 1.5 GB/s at worst; fresh memory: 200 MB/s)",
+        ),
+        ({"reads": 1, "worst_read_bytes_per_s": 2.0 * GB}, "2 GB/s      (once)"),
+        ({}, "2 GB/s      (an older probe, fresh memory may be in it: probe anew)"),
+    ],
+)
+def test_what_the_rate_of_reading_back_is_is_told(changes, said):
+    text = io.StringIO()
+    show(machine(GB, GB, read_bytes_per_s=2.0 * GB, **changes), Console(file=text, width=200))
+    (line,) = [line for line in text.getvalue().splitlines() if line.startswith("reading back")]
+    assert line.split(maxsplit=2)[2] == said
+
+
 def test_every_member_of_the_json_is_documented():
     text = DOCUMENT.read_text()
     section = text[text.index("## pccheck probe") :]

@@ -8,9 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from pccheck.cli import build
+from pccheck.commands.replay import _too_short
+from pccheck.errors import UsageError
+from pccheck.replay import live
+from pccheck.replay.files import read_trace
+from pccheck.replay.live import Settings
+from pccheck.tuning.machine import Machine, Sample
 from pccheck.tuning.wanted import failures_of
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "gpus_trace.csv"
@@ -106,6 +113,11 @@ def test_without_matplotlib_the_error_says_how_to_get_it(trace, tmp_path, monkey
         (("--live", "--every", "5", "--every", "9"), "give --every once"),
         (("--live", "--duration", "0"), "--duration"),
         (("--live", "--disk", "2GB/s"), "--disk"),
+        (("--live", "--storage", "1TB"), "do not apply"),
+        (("--live", "--dram", "1TB"), "do not apply"),
+        ((*JOB, "--storage", "39GB"), "--storage 39 GB is not allowed: it must be at least 40 GB"),
+        ((*JOB, "--dram", "10MB"), "--dram 10 MB is not allowed: it must be at least"),
+        ((*JOB, "--scale", "1e300"), "spot.csv: a failure every 1.04e+298 d, its times multiplied by --scale 1e+300"),
     ],
 )
 def test_what_cannot_be_done_is_told(trace, arguments, said):
@@ -123,7 +135,7 @@ def test_what_cannot_be_done_is_told(trace, arguments, said):
         (*JOB, "--stall", "1"), (*JOB, "--slowdown", "0"), (*JOB, "--disk", "2"), (*JOB, "--copy", "2"),
         (*JOB, "--mtbf", "0"), (*JOB, "--restart", "x"), ("--state", "1GB", "--step", "0"),
         ("--live", "--duration", "0"), ("--live", "--step", "2h"), ("--live", "--state", "99TB"),
-        ("--live", "--restart", "x"),
+        ("--live", "--restart", "x"), (*JOB, "--storage", "x"), (*JOB, "--dram", "x"), (*JOB, "--scale", "1e300"),
     ],
 )  # fmt: skip
 def test_errors_name_options_that_there_are(trace, arguments):
@@ -171,6 +183,44 @@ def test_numbers_out_of_range_are_refused_at_once(trace, arguments):
     assert arguments[0] in done.output
 
 
+@pytest.mark.parametrize("time", ["1e300", "1e-300"])
+def test_a_trace_in_which_nothing_could_live_is_told_by_its_name(tmp_path, time):
+    odd = tmp_path / "odd.csv"
+    odd.write_text(f"seconds,event\n0,start\n{time},loss\n")
+    done = call(str(odd), *JOB)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("pccheck replay: odd.csv")
+    assert "--mtbf" not in done.stderr
+
+
+def test_room_that_a_probe_did_not_find_is_told_with_the_option_that_tells_another_amount(trace, tmp_path):
+    GB = 10**9
+    sample = Sample(
+        state_bytes=GB, writers=2, writers_per_checkpoint=None, chunk_bytes=16 << 20, saves=4, in_flight=1,
+        durable_s=0.5, worst_durable_s=0.6, period_s=0.5, buffer_bytes=GB,
+    )  # fmt: skip
+    machine = Machine(
+        path="/data", filesystem="ext4", time_s=1.7e9, pccheck="0.1.0", pipeline="native", cpus=8,
+        memory_bytes=64 * GB, free_bytes=33 * GB, seconds=20.0, copy_bytes_per_s=10e9, commit_s=0.01, save_s=0.002,
+        samples=(sample,),
+    )  # fmt: skip
+    (tmp_path / "probe.json").write_bytes(machine.to_json())
+    probe = ("--step", "2s", "--probe", str(tmp_path / "probe.json"))
+    done = call(trace, "--state", "80GB", *probe)
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "pccheck replay: the probe found only 33 GB free at /data (`--storage` tells another amount): it must be at "
+        "least 160 GB: slots for 1 under way and 1 to keep\n"
+    )
+    assert call(trace, "--state", "80GB", *probe, "--storage", "1TB").exit_code == 0
+    (tmp_path / "probe.json").write_bytes(structs.replace(machine, memory_bytes=64 << 20).to_json())
+    done = call(trace, "--state", "8GB", *probe)
+    assert done.exit_code == 2
+    assert "memory that the probe found is only" in done.stderr
+    assert "`--dram`" in done.stderr
+    assert call(trace, "--state", "8GB", *probe, "--dram", "1GB").exit_code == 0
+
+
 def test_live_makes_no_folder_of_a_mistyped_name(trace, tmp_path):
     done = call(trace, "--live", "--contender", "pccheck", "--directory", str(tmp_path / "nope"))
     assert done.exit_code == 2
@@ -212,6 +262,35 @@ def test_live(trace, tmp_path):
     assert outcome["every"] == 5
     assert (tmp_path / "pictures" / "timeline.png").exists()
     assert not list((tmp_path / "ckpt").iterdir())
+
+
+def test_lives_too_short_to_train_in_are_told_before_they_begin(trace, tmp_path):
+    file = tmp_path / "many.csv"
+    file.write_text("seconds,event\n0,start\n" + "".join(f"{100 * i},loss\n" for i in range(1, 27)))
+
+    def said(duration_s: float, trace=file) -> str | None:
+        return _too_short(read_trace(trace), Settings(directory=tmp_path, duration_s=duration_s, restart_s=0.5))
+
+    assert said(20.0) == (
+        "26 kills in 20 s leave about 0.29 s a life, little to train and save in: give --duration 2m or more"
+    )
+    assert said(120.0) is None
+    assert said(8.0, Path(trace)) is None
+    file.write_text("seconds,event\n0,start\n" + "".join(f"{100 * i},loss\n" for i in range(1, 5001)))
+    assert "give a part of the trace" in said(20.0)
+
+
+def test_the_warning_of_short_lives_comes_before_anything_is_started(trace, tmp_path, monkeypatch):
+    def run(*arguments, **options):
+        raise UsageError("started")
+
+    monkeypatch.setattr(live, "run", run)
+    options = ("--live", "--contender", "pccheck", "--directory", str(tmp_path))
+    lines = call(trace, *options, "--duration", "3s").stderr.splitlines()
+    assert lines[1].startswith("4 kills in 3 s leave about 0.")
+    assert lines[1].endswith("give --duration 10s or more")
+    assert lines[2] == "pccheck replay: started"
+    assert "a life" not in call(trace, *options).stderr
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published trace is not here")

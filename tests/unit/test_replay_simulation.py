@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccheck.errors import OptionError
+from pccheck.replay.comparing import sweep
 from pccheck.replay.job import Job
 from pccheck.replay.policies import Fixed, ideal
 from pccheck.replay.policy import Policy
 from pccheck.replay.simulation import simulate
+from pccheck.replay.steptimes import DRAWN_STEPS, StepTimes
 from pccheck.replay.trace import Trace, exponential_trace
 from pccheck.tuning import StorageModel, useful_fraction
 from pccheck.tuning.law import Window
@@ -209,7 +211,8 @@ def runs(draw):
         stall_s=draw(st.sampled_from([0.0, 0.4, 5.0])),
         restart_s=draw(st.sampled_from([0.0, 3.0, 60.0])),
         load_s=draw(st.sampled_from([0.0, 4.0])),
-        jitter=draw(st.sampled_from([0.0, 0.2])),
+        jitter=draw(st.sampled_from([0.0, 0.2, 1.0])),
+        seed=draw(st.integers(0, 3)),
         storage_changes=draw(st.sampled_from([(), ((0.0, 0.5), (90.0, 3.0))])),
     )
     policy = Fixed("f", draw(st.integers(1, 40)), in_flight=draw(st.integers(1, 4)), waits=draw(st.booleans()))
@@ -229,12 +232,14 @@ def test_time_adds_up_and_the_timeline_tells_the_same(run):
     kept = sum(s.last - s.first for s in segments if s.kind == "work")
     assert kept == outcome.steps
     assert spent["stall"] == pytest.approx(outcome.stall_s, abs=1e-6)
-    if not drawn.jitter:
-        total = outcome.useful_s + outcome.lost_s + outcome.stall_s + outcome.down_s
-        assert total == pytest.approx(outcome.wall_s)
-        # What is lost is what kills undid, and at the very end a step that was not finished.
-        assert spent["lost"] - 1e-6 <= outcome.lost_s <= spent["lost"] + drawn.step_s + 1e-6
-        assert outcome.goodput <= ideal(drawn, failing).goodput + 1e-9
+    total = outcome.useful_s + outcome.lost_s + outcome.stall_s + outcome.down_s
+    assert total == pytest.approx(outcome.wall_s)
+    # What is lost is what kills undid, and at the very end a step that was not finished.
+    unfinished_s = StepTimes(drawn.step_s, drawn.jitter, drawn.seed).seconds(outcome.steps, outcome.steps + 1)
+    assert spent["lost"] - 1e-6 <= outcome.lost_s <= spent["lost"] + unfinished_s + 1e-6
+    best = ideal(drawn, failing)
+    assert outcome.steps <= best.steps
+    assert outcome.goodput - 1e-9 <= best.goodput <= 1
     assert outcome.kills == failing.failures == len(outcome.timeline.kills)
     assert outcome.slot_wait_s <= outcome.stall_s + 1e-9
     assert outcome.durable == sum(durable for *_, durable in outcome.timeline.flights) <= outcome.saves
@@ -254,6 +259,51 @@ def test_the_same_arguments_give_the_same_outcome():
     assert outcomes[0] == outcomes[1]
     other = simulate(job(jitter=0.3, seed=5), failing, Fixed("f", 5, in_flight=2), timeline=True)
     assert other != outcomes[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jitter_averages_out_over_many_steps_so_that_the_best_interval_is_no_lucky_one(seed):
+    day_s = 86400.0
+    rare = trace(day_s, 2.3 * day_s, end=7 * day_s)  # 60,000 steps, two losses
+
+    def run(jitter):
+        asked = job(step_s=10.0, stall_s=0.5, restart_s=60.0, jitter=jitter, seed=seed)
+        outcomes = sweep(asked, rare, in_flight=1)
+        return max(o.goodput for o in outcomes), {o.policy: o.goodput for o in outcomes}, ideal(asked, rare).goodput
+
+    (calm, calms, _), (noisy, noisies, top) = run(0.0), run(0.3)
+    assert noisy <= top <= 1
+    assert noisy == pytest.approx(calm, abs=5e-4)
+    # What short intervals come to is that of the steps, whose noise is within five standard errors.
+    short = [name for name in calms.keys() & noisies.keys() if int(name.split()[1]) <= 100]
+    assert len(short) > 10
+    assert all(noisies[name] == pytest.approx(calms[name], abs=2e-3) for name in short)
+
+
+@pytest.mark.parametrize("steps", [1, 25, 400])
+def test_the_times_of_steps_vary_by_the_jitter_over_the_root_of_their_number(steps):
+    times = StepTimes(2.0, 0.3, 7)
+    sums = [times.seconds(at, at + steps) / steps for at in range(0, DRAWN_STEPS - steps, steps)]
+    mean_s = sum(sums) / len(sums)
+    spread = math.sqrt(sum((s - mean_s) ** 2 for s in sums) / len(sums)) / mean_s
+    assert mean_s == pytest.approx(2.0, rel=0.01)
+    assert spread == pytest.approx(0.3 / math.sqrt(steps), rel=0.15)
+
+
+@given(
+    first=st.integers(0, 5 * DRAWN_STEPS), steps=st.integers(0, 2 * DRAWN_STEPS), part=st.floats(0.01, 0.99),
+    jitter=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 1),
+)  # fmt: skip
+def test_steps_are_found_by_their_times(first, steps, part, jitter, seed):
+    times = StepTimes(0.3, jitter, seed)
+    until_s, next_s = (times.seconds(first, first + n) for n in (steps, steps + 1))
+    assert until_s + (next_s - until_s) > until_s
+    assert (times.done(first, until_s), times.begun(first, until_s)) == (steps, steps)
+    within_s = until_s + part * (next_s - until_s)
+    assert (times.done(first, within_s), times.begun(first, within_s)) == (steps, steps + 1)
+    assert times.begun(first, -1.0) == times.done(first, -1.0) == 0
+    if not jitter:
+        assert until_s == 0.3 * steps
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def test_events():
         ("Time,GPUs\n0,0\n1,4\n", 2, "none alive at the start"),
         ("Time,GPUs\n0,4\n5,3\n5,2\n", 4, "does not come after"),
         ("Time,GPUs\n5,4\n3,3\n", 3, "does not come after"),
+        ("Time,GPUs\n5,4\n9,3\n1e300,2\n", 4, "time 1e+300 is more than 1e+10 s after the start, at 5.0"),
+        ("seconds,event\n5,start\n1e300,loss\n", 3, "second 1e+300 is more than 1e+10 after the start, at 5.0"),
         ("Time,GPUs\n0,4\nnan,3\n", 3, "no time"),
         ("Time,GPUs\n0,4\n1e999,3\n", 3, "no time"),
         ("Time,GPUs\n0,4\n9,-3\n", 3, "no whole number"),
