@@ -153,6 +153,7 @@ class Fleet:
             self._swept = True
         if not self._options.enable_async_checkpointing:
             self._finish(lane)
+        self.poll()  # a save that had nothing to do in the background has ended by now
 
     def _refuse(self, lane: Lane, step: int, error: BaseException) -> None:
         error.add_note(f"the checkpoint of step {step} was not saved")
@@ -250,7 +251,6 @@ class Fleet:
 
     def retain(self, policy: Any) -> None:
         """Delete the durable steps that `policy` does not keep."""
-        self.poll()  # a save that had nothing to do in the background has ended by now
         infos = [info for _, info in sorted(self._durable.items())]
         gone = policies.dropped(policy, infos)
         if infos and self._processes is not None and not policies.clockless(policy):

@@ -22,6 +22,7 @@ from pccheck.errors import CapacityError, OptionError, PccheckError, PoolMemoryE
 from pccheck.options import MIB
 from pccheck.probing import probe as measure
 from pccheck.probing.trials import TINY_BYTES
+from pccheck.tuning.basis import reads_text
 from pccheck.tuning.machine import Machine, Sample
 from pccheck.tuning.units import bytes_text, parse_bytes, parse_seconds, rate_text, seconds_text, value_text
 
@@ -143,12 +144,8 @@ def _reading(machine: Machine) -> str:
     """Say how fast a checkpoint is read back, and what that rate is."""
     if machine.read_bytes_per_s is None:
         return "not measured"
-    how = "an older probe, fresh memory may be in it: probe anew"
-    if machine.reads and machine.worst_read_bytes_per_s is not None:
-        worst = rate_text(machine.worst_read_bytes_per_s)
-        how = "once" if machine.reads == 1 else f"median of {machine.reads}, {worst} at worst"
-        if machine.fresh_memory_bytes_per_s is not None:
-            how += f"; fresh memory: {rate_text(machine.fresh_memory_bytes_per_s)}"
+    came = machine.fresh_memory_bytes_per_s
+    how = reads_text(machine, "" if came is None else f"; fresh memory: {rate_text(came)}")
     return f"{rate_text(machine.read_bytes_per_s):<11} ({how})"
 
 

@@ -12,7 +12,7 @@ from typing import final
 from pccheck import format
 from pccheck.errors import MediumError
 from pccheck.reading.linked import LIST_NAME, is_linked
-from pccheck.reading.places import RANK_FILE
+from pccheck.reading.places import RANK_FILE, RANK_FOLDER
 from pccheck.storage.directory import Directory
 from pccheck.storage.outside import folders_in
 
@@ -93,9 +93,12 @@ def holds_stores(path: str | os.PathLike[str]) -> bool:
 
 
 def holds_steps(path: str | os.PathLike[str]) -> bool:
-    """Tell whether steps that Orbax committed lie in a folder."""
-    folders = (os.path.join(path, name) for name in folders_in(os.fspath(path)))
-    return any(_has(folder, _OF_STEP) and not is_temporary(folder) for folder in folders)
+    """Tell whether steps that Orbax committed lie in a folder.
+
+    Ranks' stores are not looked into: each of a thousand ranks, as it opens its own, would look into all.
+    """
+    names = (name for name in folders_in(os.fspath(path)) if not RANK_FOLDER.fullmatch(name))
+    return any(_TEMPORARY not in name and _has(os.path.join(path, name), _OF_STEP) for name in names)
 
 
 def step_of(path: str) -> int | None:

@@ -15,7 +15,7 @@ from pccheck.storage.directory import Directory
 from pccheck.storage.medium import Medium
 
 _PREFIX = "rank-"
-_RANK = re.compile(r"rank-[0-9]{5,10}")
+RANK_FOLDER = re.compile(r"rank-[0-9]{5,10}")
 RANK_FILE = re.compile(r"rank-[0-9]{5,7}\.pcc")
 
 
@@ -96,7 +96,7 @@ def rank_stores(root: str | os.PathLike[str]) -> list[tuple[int, str]]:
         found = [(0, str(where))] if _is_store(volume) else []
     finally:
         volume.close()
-    ranks = sorted((int(n[len(_PREFIX) :]), n) for n in _folders(where) if _RANK.fullmatch(n))
+    ranks = sorted((int(n[len(_PREFIX) :]), n) for n in _folders(where) if RANK_FOLDER.fullmatch(n))
     return found + [(rank, str(where / name)) for rank, name in ranks]
 
 

@@ -148,17 +148,18 @@ def _of_probe(wanted: Wanted, machine: Machine) -> Basis:
 
 def _how_read(machine: Machine) -> str:
     """Say what the rate at which a probe read is."""
-    if not machine.reads or machine.worst_read_bytes_per_s is None:
-        how = "an older probe, fresh memory may be in it: probe anew"
-    else:
-        worst = rate_text(machine.worst_read_bytes_per_s)
-        how = "once" if machine.reads == 1 else f"median of {machine.reads}, {worst} at worst"
-        if machine.fresh_memory_bytes_per_s is None:
-            how += "; fresh memory is not counted"
-        else:
-            fresh = rate_text(machine.fresh_memory_bytes_per_s)
-            how += f"; fresh memory, which came at {fresh} there, is not counted"
+    came = machine.fresh_memory_bytes_per_s
+    fresh = "" if came is None else f", which came at {rate_text(came)} there,"
+    how = reads_text(machine, f"; fresh memory{fresh} is not counted")
     return f"{'' if machine.read_past_cache else ' through the page cache'} ({how})"
+
+
+def reads_text(machine: Machine, fresh: str) -> str:
+    """Say of which reads a probe's rate of reading back is, and then `fresh` where fresh memory is not in the rate."""
+    if not machine.reads or machine.worst_read_bytes_per_s is None:
+        return "an older probe, fresh memory may be in it: probe anew"
+    worst = rate_text(machine.worst_read_bytes_per_s)
+    return ("once" if machine.reads == 1 else f"median of {machine.reads}, {worst} at worst") + fresh
 
 
 def _shared(machine: Machine, ranks: int) -> Machine:

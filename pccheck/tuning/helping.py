@@ -98,8 +98,9 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
         return lambda: best_plan(replace(wanted, **changes), basis)  # type: ignore[arg-type]
 
     yield "storage twice as fast", of(_faster_storage(wanted, basis, 2))
-    keep_it = [] if plan.choice.feasible else list(_what_keeps_it(wanted, basis))
-    yield from keep_it
+    looser = None if plan.choice.feasible else limits.least_that_keep_it(wanted, basis)
+    if not plan.choice.feasible:
+        yield from _what_keeps_it(wanted, basis, looser)
     if plan.in_flight < MOST_IN_FLIGHT:
         more = plan.in_flight + 1
         yield f"in_flight={more}", lambda: best_plan(replace(wanted, max_in_flight=more), basis, in_flight=more)
@@ -114,8 +115,7 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
             yield f"a {budget} of {bytes_text(size)}", partial(best_plan, any_wanted, any_basis)
     if wanted.snapshot == "copy":
         yield 'snapshot="lazy"', of(snapshot="lazy")
-    looser = any(what.endswith("allowed") for what, _ in keep_it)
-    if plan.choice.binds == "stall" and not looser and wanted.stall_allowed <= 0.25:
+    if plan.choice.binds == "stall" and looser is None and wanted.stall_allowed <= 0.25:
         share = 2 * wanted.stall_allowed
         if wanted.slowdown_limits_stalls:
             yield f"a slowdown of up to {limits.ratio_text(1 + share)} allowed", of(slowdown=1 + share)
@@ -128,9 +128,11 @@ def _changes(wanted: Wanted, basis: Basis, plan: Plan) -> Iterator[tuple[str, Ca
         yield "half as many failures", of(mtbf_s=2 * wanted.mtbf_s)
 
 
-def _what_keeps_it(wanted: Wanted, basis: Basis) -> Iterator[tuple[str, Callable[[], Plan]]]:
+def _what_keeps_it(
+    wanted: Wanted, basis: Basis, looser: tuple[str, Wanted] | None
+) -> Iterator[tuple[str, Callable[[], Plan]]]:
     """Give what keeps a recovery point that is out of reach: storage's rate, looser limits, or the two together."""
-    times, looser = _times_needed(wanted, basis), limits.least_that_keep_it(wanted, basis)
+    times = _times_needed(wanted, basis)
     if looser is not None:
         yield looser[0], partial(best_plan, looser[1], basis)
     also, free = "", wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import absl.logging
@@ -26,3 +27,8 @@ def slots(root: Path, item: str = "default") -> list[Path]:
 def held(root: Path) -> int:
     """Count the files of checkpoints outside the stores: those of steps, and of what was to become one."""
     return len({file.stat().st_ino for file in Path(root).rglob("rank-*.pcc")})
+
+
+def on_disk(root: Path) -> list[int]:
+    """Give the steps that lie on the disk under names of digits alone."""
+    return sorted(int(name) for name in os.listdir(root) if name.isdigit())

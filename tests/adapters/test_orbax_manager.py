@@ -16,6 +16,7 @@ from pccheck_orbax.manager import CheckpointManager
 
 from pccheck.errors import OptionError
 from tests.adapters.orbax_held import Call, Restore, Save, registry
+from tests.adapters.orbax_shared import on_disk
 
 
 @pytest.fixture
@@ -43,10 +44,6 @@ def gates():
     yield made
     for gate in made.values():
         gate.set()
-
-
-def on_disk(root):
-    return sorted(int(name) for name in os.listdir(root) if name.isdigit())
 
 
 def becomes(root, steps):

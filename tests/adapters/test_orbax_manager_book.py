@@ -14,8 +14,7 @@ from pccheck_orbax.manager import CheckpointManager
 
 import pccheck
 from pccheck.errors import UsageError
-from tests.adapters.orbax_shared import held, same, state
-from tests.adapters.test_orbax_manager import on_disk
+from tests.adapters.orbax_shared import held, on_disk, same, state
 
 COMMIT_FILE = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
 

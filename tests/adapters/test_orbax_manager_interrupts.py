@@ -18,6 +18,7 @@ from pccheck_orbax.waiting import Call
 
 from pccheck.errors import ClosedError, OptionError
 from tests.adapters.orbax_held import Save, registry
+from tests.adapters.orbax_shared import on_disk
 
 _OPTIONS = ocp.CheckpointManagerOptions
 
@@ -66,7 +67,7 @@ def test_saves_that_are_interrupted_anywhere_leave_whole_steps_that_the_manager_
         manager.save(100, args=args(100))  # no error of an earlier one
         manager.wait_until_finished()
         known = manager.all_steps()
-        assert known == manager.durable_steps() == sorted(int(name) for name in os.listdir(tmp_path) if name.isdigit())
+        assert known == manager.durable_steps() == on_disk(tmp_path)
         assert 100 in known
         assert struck
     items = registry_of_items()
@@ -127,7 +128,7 @@ def test_an_interrupt_waits_for_the_copy_and_a_second_one_drops_the_step(tmp_pat
         manager.wait_until_finished()
         steps = [1, 2] if strikes == 1 else [2]
         assert manager.durable_steps() == steps
-        assert sorted(int(name) for name in os.listdir(tmp_path) if name.isdigit()) == steps
+        assert on_disk(tmp_path) == steps
 
 
 def test_a_call_is_made_once_or_withdrawn_with_what_its_maker_set():
