@@ -52,7 +52,7 @@ def path(directory: object, name: str = "directory") -> str:
 
 def assert_no_orbax_root(root: str) -> None:
     """Raise UsageError for a folder of Orbax steps: two that save there would not see each other's checkpoints."""
-    mixed = os.path.lexists(os.path.join(root, CHECK_NAME))
+    mixed = os.path.isfile(os.path.join(root, CHECK_NAME))
     if holds_stores(root):
         raise UsageError(
             f"{root} holds the steps of pccheck_orbax's managers (it has a folder {HIDDEN}), and nothing was changed: "

@@ -76,13 +76,14 @@ class Deleter:
             if deleted == step:
                 self._end(deleted, deletion)
 
-    def discard(self, step: int, *, published: bool = False) -> None:
+    def discard(self, step: int, *, published: bool = False, refused: bool = False) -> None:
         """Have the folder of a failed save removed: it may hold names of slots, which are then not free.
 
         That is a temporary one, or one with the step's name that was not committed by its file; with `published`, also
-        one that was committed.
+        one that was committed. Of a save that was `refused` at once there may be nothing, and what has that name may be
+        another manager's save in flight: only what is committed by our rename is removed then.
         """
-        if self._trash is None:
+        if self._trash is None or (refused and not self._ours):
             return
         name = self._names.build_name(step)
         if published or is_uncommitted(os.path.join(self._root, name)):

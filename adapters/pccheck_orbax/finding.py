@@ -24,20 +24,20 @@ def step_names(options: Any) -> Any:
 
 
 def assert_there(step: int, known: Collection[int], names: Any, directory: Any) -> None:
-    """Raise FileNotFoundError for a step that is neither known nor on the disk.
+    """Raise FileNotFoundError for a step that is not on the disk, `known` or not: others may have deleted it.
 
     A stock manager keeps what it was asked of such a step: its lane then refused every save of other args (seen).
     """
-    if step not in known:
-        try:
-            names.find_step(directory, step)
-        except ValueError:
-            raise missing(step, known, directory) from None
+    try:
+        names.find_step(directory, step)
+    except ValueError:
+        raise missing(step, known, directory) from None
 
 
 def missing(step: int, known: Collection[int], directory: Any) -> FileNotFoundError:
     """Give the error of a step that is not there."""
-    return FileNotFoundError(f"there is no step {step} in {directory}: it has {sorted(known)}")
+    gone = " as of the last look, so others deleted it: reload()" if step in known else ""
+    return FileNotFoundError(f"there is no step {step} in {directory}: it has {sorted(known)}{gone}")
 
 
 def find_steps(

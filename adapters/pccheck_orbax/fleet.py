@@ -219,7 +219,7 @@ class Fleet:
     def _discard_refused(self) -> None:
         """Remove what a save left that raised at once: its folder was still being made then, and until lanes close."""
         for step in self._refused:
-            self._deleter.discard(step)
+            self._deleter.discard(step, refused=True)
         self._refused.clear()
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Fleet:
         return lane
 
     def assert_there(self, step: int) -> None:
-        """Raise FileNotFoundError for a step that is neither known nor on the disk."""
+        """Raise FileNotFoundError for a step that is not on the disk."""
         assert_there(step, self._durable, self._names, self.directory)
 
     def _on_disk(self, known: dict[int, StepInfo] | None) -> list[StepInfo]:

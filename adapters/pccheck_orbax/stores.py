@@ -100,7 +100,7 @@ def assert_no_checkpointer(root: str) -> None:
 
     Once steps lay there, too, the Checkpointer would refuse it.
     """
-    if os.path.lexists(os.path.join(root, _CHECK)) and not os.path.lexists(os.path.join(root, STORES)):
+    if os.path.isfile(os.path.join(root, _CHECK)) and not os.path.lexists(os.path.join(root, STORES)):
         raise UsageError(
             f"{root} holds checkpoints of a pccheck.Checkpointer (it has a file {_CHECK}), and nothing was changed: "
             "save Orbax's steps in another directory"

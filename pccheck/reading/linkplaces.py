@@ -93,12 +93,12 @@ def holds_stores(path: str | os.PathLike[str]) -> bool:
 
 
 def holds_steps(path: str | os.PathLike[str]) -> bool:
-    """Tell whether steps that Orbax committed lie in a folder.
+    """Tell whether steps that Orbax committed lie in a folder, under names that end with their numbers.
 
     Ranks' stores are not looked into: each of a thousand ranks, as it opens its own, would look into all.
     """
     names = (name for name in folders_in(os.fspath(path)) if not RANK_FOLDER.fullmatch(name))
-    return any(_TEMPORARY not in name and _has(os.path.join(path, name), _OF_STEP) for name in names)
+    return any(name[-1:].isdecimal() and _has(os.path.join(path, name), _OF_STEP) for name in names)
 
 
 def step_of(path: str) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import threading
 import time
 
 import jax.numpy as jnp
@@ -13,7 +16,7 @@ from pccheck_orbax.deleting import Deleter
 from pccheck_orbax.manager import CheckpointManager
 
 import pccheck
-from pccheck.errors import UsageError
+from pccheck.errors import UnsupportedLeafError, UsageError
 from tests.adapters.orbax_shared import held, on_disk, same, state
 
 COMMIT_FILE = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
@@ -122,6 +125,9 @@ def test_asking_for_a_step_that_is_not_there_spoils_no_save(tmp_path):
             manager.restore(5, args=ocp.args.StandardRestore())
         assert save(manager, 1)
     with open_manager(tmp_path) as looking, open_manager(tmp_path) as manager:
+        shutil.rmtree(tmp_path / "0")
+        with pytest.raises(FileNotFoundError, match=r"no step 0 in .*: it has \[0, 1\] .* reload"):
+            looking.restore(0, args=ocp.args.StandardRestore())
         save(manager, 2)
         manager.wait_until_finished()
         assert holds(looking, 2)  # of which it has not heard
@@ -164,3 +170,44 @@ def test_where_a_checkpointer_saves_no_steps_of_orbax_are_laid(tmp_path):
         save(manager, 0)
     with pccheck.Checkpointer(tmp_path) as ck:
         assert ck.restore().step == 0
+
+
+def test_an_exported_model_beside_is_no_step(tmp_path):
+    with ocp.StandardCheckpointer() as single:
+        single.save(tmp_path / "base_model", {"w": np.ones(4)})
+    (tmp_path / "CHECK").mkdir()
+    with open_manager(tmp_path) as manager:
+        assert save(manager, 0)
+    other = tmp_path / "other"
+    with ocp.StandardCheckpointer() as single:
+        single.save(other / "base_model", {"w": np.ones(4)})
+    with pccheck.Checkpointer(other) as ck:
+        ck.save(0, {"a": np.ones(3)}).durable.result(60)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"atomicity_options": COMMIT_FILE}, {"temporary_path_class": ocp.path.atomicity.AtomicRenameTemporaryPath}],
+)
+def test_closing_after_a_refused_save_takes_nothing_of_another_managers(tmp_path, options, monkeypatch):
+    """It took the folder of that manager's save in flight, which had the same step (seen)."""
+    dumps, over = json.dumps, threading.Event()
+
+    def slowly(value, *arguments, **given):
+        if value == {"n": 1}:
+            over.wait(60)
+        return dumps(value, *arguments, **given)
+
+    monkeypatch.setattr(json, "dumps", slowly)
+    refused, other = open_manager(tmp_path, **options), open_manager(tmp_path, **options)
+    try:
+        with pytest.raises(UnsupportedLeafError):
+            refused.save(5, args=ocp.args.Composite(a=ocp.args.StandardSave({"w": object()}), j=ocp.args.JsonSave({})))
+        args = ocp.args.Composite(a=ocp.args.StandardSave(state(5)), j=ocp.args.JsonSave({"n": 1}))
+        assert other.save(5, args=args)
+        refused.close()
+    finally:
+        over.set()
+    with other:
+        other.wait_until_finished()
+        assert other.durable_steps() == on_disk(tmp_path) == [5]
